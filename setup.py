@@ -23,6 +23,8 @@ EXTRAS = {
     "lazy": ["omegaconf>=2.3"],
     "huggingface": ["datasets>=2.19", "transformers>=4.40"],
     "images": ["pillow>=10.1"],
+    "onnx": ["onnx>=1.17", "onnxscript>=0.3", "onnxruntime>=1.20"],
+    "peft": ["peft>=0.13"],
     "metrics": ["torchmetrics>=1.4"],
     "notebook": ["ipykernel>=6", "ipywidgets>=8", "matplotlib>=3.7", "pandas>=2"],
     "plot": ["matplotlib>=3.7"],
@@ -31,16 +33,14 @@ EXTRAS = {
     "wandb": ["wandb>=0.17", "pillow>=10"],
 }
 EXTRAS["all"] = sorted({name for names in EXTRAS.values() for name in names})
-EXTRAS["float8"] = ["torchao>=0.9"]  # needs a GPU
 EXTRAS["docs"] = ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.27"]
 EXTRAS["dev"] = [
-    *(name for name in EXTRAS["all"] if not name.startswith("mlflow")),
+    *(name for name in EXTRAS["all"] if not name.startswith(("mlflow", "peft"))),
     # What the tests need of mlflow, a third of its size.
     *("mlflow-skinny>=2.14", "sqlalchemy", "alembic"),
     *EXTRAS["docs"],
     *(
         "build",
-        "jsonschema",
         "mypy",
         "nbclient",
         "pytest",

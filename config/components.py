@@ -2,18 +2,18 @@
 
 A component is a pair of keys such as ``NAME``/``ARGS`` or ``LR_SCHEDULER_NAME``/``LR_SCHEDULER_ARGS``. In a list it is
 the name alone, or ``{NAME: ..., ARGS: {...}}``. Test sets and metrics also take ``AS``, the name of their results;
-test sets also ``EVAL_PERIOD``, a period of their own. A :class:`Slot` is a place of the config that names components.
+training sets ``RATIO``, their part of the samples.
+A :class:`Slot` is a place of the config that names components.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import getitem
 from typing import Any
 
-from .duration import Duration
 from .errors import ConfigError, place_of, suggest
 from .registry import Registry, args_key, name_key
 
@@ -23,13 +23,14 @@ __all__ = [
     "component",
     "components",
     "errors_at",
+    "mixed_components",
     "name_key",
     "name_of",
     "named_components",
-    "period_of",
-    "test_sets",
 ]
 
+# Keys that some components have beside NAME and ARGS.
+_MORE = {"AS": "test sets and metrics", "RATIO": "training sets"}
 _OBJECTS = "; a config holds no objects: pass them to Trainer(...), or hooks to trainer.register_hooks([...])"
 
 
@@ -38,7 +39,7 @@ def component(entry: Any) -> tuple[str, dict[str, Any]]:
 
     Args:
         entry: a name, or a mapping ``{NAME: name, ARGS: mapping}`` whose ``ARGS`` may be missing or None. ``AS`` and
-            ``EVAL_PERIOD`` are left out.
+            ``RATIO`` are left out.
 
     Returns:
         The name and the arguments (a new dict).
@@ -50,7 +51,7 @@ def component(entry: Any) -> tuple[str, dict[str, Any]]:
         name, args = entry, None
     elif isinstance(entry, Mapping):
         for key in entry:
-            if key not in ("NAME", "ARGS", "AS", "EVAL_PERIOD"):
+            if key not in ("NAME", "ARGS", *_MORE):
                 hint = suggest(str(key), ("NAME", "ARGS"))
                 raise ConfigError(f"a component has the keys NAME and ARGS, not '{key}'{hint}")
         if "NAME" not in entry:
@@ -71,42 +72,16 @@ def name_of(entry: Any) -> str:
     return (entry.get("AS") if isinstance(entry, Mapping) else None) or component(entry)[0]
 
 
-def period_of(entry: Any) -> Any:
-    """The ``EVAL_PERIOD`` of a test set; None if it has none."""
-    return entry.get("EVAL_PERIOD") if isinstance(entry, Mapping) else None
-
-
-def components(value: Any) -> None:
+def components(value: Any, more: str = "") -> None:
     """Validate a list of components, for :class:`~hookline.config.Typed` keys such as ``HOOKS``.
 
     Args:
         value: the list or tuple.
+        more: a key beside ``NAME`` and ``ARGS`` that the components may have: "AS", a name of their own, or "RATIO".
 
     Raises:
         ConfigError: it is not a list or tuple, or an entry is not a component; the message gives its index.
     """
-    _check(value, named=False, timed=False)
-
-
-def named_components(value: Any) -> None:
-    """As :func:`components`, for components that may have a name of their own: ``AS``.
-
-    Raises:
-        ConfigError: as for :func:`components`; or an ``AS`` cannot be part of the names of metrics and folders.
-    """
-    _check(value, named=True, timed=False)
-
-
-def test_sets(value: Any) -> None:
-    """As :func:`named_components`, for test sets, which may also have a period of their own: ``EVAL_PERIOD``.
-
-    Raises:
-        ConfigError: as for :func:`named_components`; or an ``EVAL_PERIOD`` is not a duration.
-    """
-    _check(value, named=True, timed=True)
-
-
-def _check(value: Any, named: bool, timed: bool) -> None:
     if not isinstance(value, list | tuple):
         hint = f"; write [{value}]" if isinstance(value, str) else ""
         if isinstance(value, Mapping):
@@ -118,25 +93,27 @@ def _check(value: Any, named: bool, timed: bool) -> None:
         try:
             component(entry)
             if isinstance(entry, Mapping):
-                _check_own_keys(entry, named, timed)
+                _check_more(entry, more)
         except ConfigError as error:
             raise ConfigError(f"entry {index}: {error}") from None
 
 
-def _check_own_keys(entry: Mapping[str, Any], named: bool, timed: bool) -> None:
-    name = entry.get("AS", "_")
-    if "AS" in entry and not named:
-        raise ConfigError("AS names test sets and metrics only")
+named_components = partial(components, more="AS")
+"""As :func:`components`, for components that may have a name of their own."""
+
+mixed_components = partial(components, more="RATIO")
+"""As :func:`components`, for data sets that may be mixed by ``RATIO``."""
+
+
+def _check_more(entry: Mapping[str, Any], more: str) -> None:
+    for key, where in _MORE.items():
+        if key in entry and key != more:
+            raise ConfigError(f"{key} is for {where} only")
+    name, ratio = entry.get("AS", "_"), entry.get("RATIO", 1)
     if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
         raise ConfigError(f"AS is a name of letters, digits, '_', '-' and '.', not {name!r}")
-    if period_of(entry) is None:
-        return
-    if not timed:
-        raise ConfigError("EVAL_PERIOD is for test sets only")
-    try:
-        Duration.parse(period_of(entry))
-    except ConfigError as error:
-        raise ConfigError(f"EVAL_PERIOD: {error}") from None
+    if isinstance(ratio, bool) or not isinstance(ratio, float | int) or not 0 < ratio < float("inf"):
+        raise ConfigError(f"RATIO is a number above 0, not {ratio!r}")
 
 
 # ---------------------------------------------------------------------- places of the config

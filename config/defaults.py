@@ -5,11 +5,14 @@ keyword arguments, checked against its signature). A *duration* is an int (itera
 ``"2ep"``, ``"30min"``, ``"2h"``; 0 means never.
 """
 
-from .components import components, named_components, test_sets
+import os
+from typing import Any
+
+from .components import components, mixed_components, named_components
 from .duration import Duration
 from .node import CfgNode as CN
 from .node import declare_defaults
-from .values import Typed, one_of
+from .values import MISSING, Typed, one_of
 
 
 def _count(default: int, least: int = 0) -> Typed:
@@ -30,7 +33,7 @@ _C.VERSION = 1
 _C.OUTPUT_DIR = "./output"
 # Seed of python, numpy, torch and the data order. Negative: a random seed, which is logged.
 _C.SEED = Typed(-1, int, most=2**63 - 1)
-# Try a run: train on this many batches, evaluate this many of each test set, write no files. 0: off. --fast-dev-run: 1.
+# Try a run: train on this many batches, evaluate this many of each test set, write no files. 0: off.
 _C.FAST_DEV_RUN = _count(0)
 # torch.backends.cudnn.benchmark (faster for inputs of one size, not deterministic).
 _C.CUDNN_BENCHMARK = False
@@ -69,22 +72,12 @@ _C.MODEL.INPUTS = Typed("auto", one_of("auto", "batch", "tuple", "kwargs"))
 _C.MODEL.INPUT_MAPPING = CN(new_allowed=True)
 # For models that return several named outputs: {output: parameter of the loss}.
 _C.MODEL.OUTPUT_MAPPING = CN(new_allowed=True)
-# Functions ("package.module:function") that return the batch for model and loss from the loader's batch, and the output
-# for loss and metrics from the model's.
-_C.MODEL.INPUT_FUNCTION = ""
-_C.MODEL.OUTPUT_FUNCTION = ""
-# Methods of the model that are called with the batch instead of the model itself, if it has them.
-_C.MODEL.TRAIN_STEP = "train_step"
-_C.MODEL.PREDICT_STEP = "predict_step"
 # Name of the target in dict batches. Empty: the first of "label", "labels", "y", "target", "targets" in the batch.
 _C.MODEL.TARGET = ""
 # Store the weights of convolutions in channels-last order, which is faster on most devices.
 _C.MODEL.CHANNELS_LAST = False
 # Use torch.nn.SyncBatchNorm: statistics over the batches of all processes (GPUs only).
 _C.MODEL.SYNC_BATCHNORM = False
-# Compute linear layers in float8 (torchao, GPUs of compute capability 8.9 or higher): "tensorwise", "rowwise",
-# "rowwise_with_gw_hp". Compile the model too, or it is slower.
-_C.MODEL.FLOAT8 = Typed("", one_of("", "tensorwise", "rowwise", "rowwise_with_gw_hp"))
 # Submodules that recompute their activations in the backward pass, to save memory: their names ("blocks.0",
 # "blocks.*") or class names ("TransformerBlock").
 _C.MODEL.ACTIVATION_CHECKPOINTING = []
@@ -97,11 +90,12 @@ _C.MODEL.COMPILE.ARGS = CN(new_allowed=True)
 
 # ---------------------------------------------------------------------------- data
 _C.DATASETS = CN()
-# Names of DATASET_REGISTRY, or components {NAME: ..., ARGS: {...}}. Several training sets are concatenated.
-_C.DATASETS.TRAIN = Typed((), components)
+# Names of DATASET_REGISTRY, or components {NAME: ..., ARGS: {...}}. Several training sets are concatenated; with
+# RATIO: 3 beside NAME, for each of them, their samples are mixed in that ratio.
+_C.DATASETS.TRAIN = Typed((), mixed_components)
 # Each is evaluated separately; its metrics are named "<set>/<metric>". {NAME: ..., ARGS: {...}, AS: "val_small"} gives
-# a set a name of its own, and EVAL_PERIOD: "5ep" a period of its own in place of TEST.EVAL_PERIOD.
-_C.DATASETS.TEST = Typed((), test_sets)
+# a set a name of its own.
+_C.DATASETS.TEST = Typed((), named_components)
 
 _C.DATALOADER = CN()
 # Samples in one iteration (one optimizer update), over all ranks and micro-batches.
@@ -109,7 +103,7 @@ _C.DATALOADER.BATCH_SIZE = _count(16, least=1)
 # Samples in a test batch on each rank. 0: BATCH_SIZE.
 _C.DATALOADER.TEST_BATCH_SIZE = _count(0)
 # Loader workers per rank. 0: the training process reads the data, which is fastest for data in memory.
-_C.DATALOADER.NUM_WORKERS = _count(0)
+_C.DATALOADER.NUM_WORKERS = Typed(0, int, least=0, most=256)
 # Makes a batch from a list of samples: a component of COLLATE_REGISTRY, or "package.module:function". Empty: the data
 # set's collate_fn, or torch's default_collate. "pad_collate" pads sequences to the longest one.
 _C.DATALOADER.COLLATE_FN = CN()
@@ -125,6 +119,9 @@ _C.DATALOADER.PERSISTENT_WORKERS = True
 # "EpochSampler" yields each sample once per epoch; "TrainingSampler" is an endless stream.
 _C.DATALOADER.SAMPLER_TRAIN = "EpochSampler"
 _C.DATALOADER.SAMPLER_ARGS = CN(new_allowed=True)
+# Samples in an iteration by their lengths (the data set's "lengths") in place of BATCH_SIZE: as many of similar length
+# as have this many tokens, padded, over all ranks. 0: BATCH_SIZE.
+_C.DATALOADER.MAX_TOKENS = _count(0)
 # Skip the last batch of an epoch if it is not full.
 _C.DATALOADER.DROP_LAST = False
 # Iterations per epoch, for data of unknown length: iterable data sets, and samplers such as "TrainingSampler". Data
@@ -139,14 +136,6 @@ _C.DATALOADER.OVERFIT_BATCHES = _count(0)
 
 # ---------------------------------------------------------------------------- optimisation
 _C.SOLVER = CN()
-# Length of the run: a duration in iterations or epochs.
-_C.SOLVER.MAX_ITER = Typed(40000, Duration.parse_length)
-# Number of micro-batches per batch.
-_C.SOLVER.ACCUMULATION_STEPS = _count(1, least=1)
-# World size that BATCH_SIZE, BASE_LR and lengths in iterations were chosen for; they are scaled to the actual one.
-# 0: do not scale. See DefaultTrainer.auto_scale_workers.
-_C.SOLVER.REFERENCE_WORLD_SIZE = _count(0)
-
 # A component of OPTIMIZER_REGISTRY, or "package.module:Class". A name alone, such as "ADAMW", means {NAME: "AdamW"}.
 _C.SOLVER.OPTIMIZER = CN()
 _C.SOLVER.OPTIMIZER.NAME = "SGD"
@@ -167,22 +156,13 @@ _C.SOLVER.BIAS_LR_FACTOR = _number(1.0)
 # Rules for single parameters: {PARAMS: pattern or REGEX: ..., LR_FACTOR: ..., WEIGHT_DECAY: ..., ARGS: {...}}.
 # Each setting is that of the first rule that matches and has it (docs/optimization.md).
 _C.SOLVER.PARAM_GROUPS = []
-# Layer-wise decay: the last of LAYERS (patterns, from input to output) has the full learning rate, and each layer
-# before it FACTOR times that of the next.
-_C.SOLVER.LAYER_DECAY = CN()
-_C.SOLVER.LAYER_DECAY.FACTOR = _number(1.0, most=1)
-_C.SOLVER.LAYER_DECAY.LAYERS = []
-# Several optimizers, by name: {PARAMS: pattern, EVERY: 1}, and keys of SOLVER that differ for this optimizer and its
-# schedule. Empty: one optimizer for all parameters (docs/optimization.md).
-_C.SOLVER.OPTIMIZERS = CN(new_allowed=True)
-
 # An entry of LR_SCHEDULER_REGISTRY, or a scheduler of torch ("torch.optim.lr_scheduler:StepLR") or timm; and arguments
 # beyond the keys below. Arguments that are numbers may be durations ("1ep"), "end", "epochs", "iters_per_epoch" or
 # "max_iter" (docs/optimization.md).
 _C.SOLVER.LR_SCHEDULER_NAME = "WarmupMultiStepLR"
 _C.SOLVER.LR_SCHEDULER_ARGS = CN(new_allowed=True)
-# When a scheduler of torch is stepped: after each "iteration", "epoch" or "evaluation".
-_C.SOLVER.LR_SCHEDULER_INTERVAL = Typed("iteration", one_of("iteration", "epoch", "evaluation"))
+# When a scheduler of torch is stepped: after each "iteration" or "epoch".
+_C.SOLVER.LR_SCHEDULER_INTERVAL = Typed("iteration", one_of("iteration", "epoch"))
 # The metric of "torch.optim.lr_scheduler:ReduceLROnPlateau", stepped after evaluations. Empty: CHECKPOINT.BEST's.
 _C.SOLVER.LR_SCHEDULER_METRIC = ""
 # Multi-step: the learning rate is multiplied by GAMMA at each of STEPS (durations in iterations or epochs).
@@ -200,6 +180,17 @@ _C.SOLVER.WARMUP_METHOD = Typed("linear", one_of("linear", "constant", "exponent
 # True: rescale the schedule to the iterations after the warm-up. False: the warm-up replaces its first iterations.
 _C.SOLVER.RESCALE_INTERVAL = False
 
+# Several optimizers, by name: {PARAMS: pattern}, and those of the keys above that differ for this
+# optimizer and its schedule. Empty: one optimizer for all parameters (docs/optimization.md).
+_C.SOLVER.OPTIMIZERS = CN(new_allowed=True)
+
+# Length of the run: a duration in iterations or epochs.
+_C.SOLVER.MAX_ITER = Typed(40000, Duration.parse_length)
+# Number of micro-batches per batch.
+_C.SOLVER.ACCUMULATION_STEPS = _count(1, least=1)
+# World size that BATCH_SIZE, BASE_LR and lengths in iterations were chosen for; they are scaled to the actual one.
+# 0: do not scale. See DefaultTrainer.auto_scale_workers.
+_C.SOLVER.REFERENCE_WORLD_SIZE = _count(0)
 # Period of checkpoints: a duration.
 _C.SOLVER.CHECKPOINT_PERIOD = Typed(5000, Duration.parse)
 # Time limit of each process of a run, such as "2h": training stops before it, with a checkpoint and exit code 75.
@@ -223,12 +214,12 @@ _C.SOLVER.AMP = CN()
 _C.SOLVER.AMP.ENABLED = False
 _C.SOLVER.AMP.DTYPE = Typed("bfloat16", one_of("bfloat16", "float16"))
 
-# Compile forward, backward and update of a step into one graph, with these arguments of torch.compile. For long runs of
+# Compile forward and backward pass of a step into one graph, with these arguments of torch.compile. For long runs of
 # small models (docs/performance.md): compiling takes about 20 s per batch shape. Hooks with events inside the step are
 # an error.
 _C.SOLVER.COMPILE_STEP = False
 _C.SOLVER.COMPILE_STEP_ARGS = CN(new_allowed=True)
-# Capture the step in a CUDA graph and replay it for batches of the most frequent shape. CUDA only.
+# Capture forward and backward pass in a CUDA graph, for batches of one shape. CUDA only.
 _C.SOLVER.CUDA_GRAPH = False
 
 # ---------------------------------------------------------------------------- evaluation
@@ -244,18 +235,17 @@ _C.TEST.EVALUATOR.ARGS = CN(new_allowed=True)
 # MetricsEvaluator's metrics: components of METRIC_REGISTRY, "torchmetrics:Name", or a function of all predictions and
 # targets (docs/evaluation.md). AS gives one a name of its own, as for DATASETS.TEST.
 _C.TEST.METRICS = Typed([], named_components)
-# In evaluation and prediction, in place of MODEL.INPUT_FUNCTION and MODEL.OUTPUT_FUNCTION. Empty: those.
-_C.TEST.INPUT_FUNCTION = ""
-_C.TEST.OUTPUT_FUNCTION = ""
-# torch.autocast of evaluation and prediction: "bfloat16" or "float16". Empty: none, whatever SOLVER.AMP is.
-_C.TEST.PRECISION = Typed("", one_of("", "bfloat16", "float16"))
+# Arguments of model.generate(inputs, ...), such as max_new_tokens, for metrics and evaluators with the attribute
+# generates = True, which get what it returns instead of the outputs of a forward pass. pad_token_id (0) also fills up
+# the shorter ones.
+_C.TEST.GENERATE = CN(new_allowed=True)
 # Batches of each test set that are tried before training, so that errors of evaluation appear at once. 0: none.
 _C.TEST.SANITY_CHECK_BATCHES = _count(2)
 # Checked at the end: lists of [set, metric, expected value, tolerance]. If one is missed, the tools exit with 1.
 _C.TEST.EXPECTED_RESULTS = []
 # Format of --predict's files, OUTPUT_DIR/inference/<test set>/predictions.<format>: "jsonl" (an object per sample),
 # "csv" (a table) or "npz" (an array per output of the model).
-_C.TEST.PREDICTIONS_FORMAT = "jsonl"
+_C.TEST.PREDICTIONS_FORMAT = Typed("jsonl", one_of("jsonl", "csv", "npz"))
 # Columns: "prediction" (all outputs; also if empty), "class", "class_name", "probability", "target", "file", or entries
 # of dict batches.
 _C.TEST.PREDICTIONS_COLUMNS = []
@@ -271,6 +261,9 @@ _C.TEST.AUG.ENABLED = False
 _C.CHECKPOINT = CN()
 # Write checkpoints in the background. A step waits only for a copy of the state, which needs as much free host memory.
 _C.CHECKPOINT.ASYNC = False
+# Leave out the parameters that are frozen from the start: MODEL.WEIGHTS, or the model's constructor, gives them again.
+# A digest of them is checked when a checkpoint is loaded.
+_C.CHECKPOINT.TRAINABLE_ONLY = False
 # If a file of the run cannot be written, after one retry: "stop" with an error, or "continue" training. The next
 # checkpoint is then tried when it is due; rows of metrics are kept in memory until the next write.
 _C.CHECKPOINT.ON_ERROR = Typed("stop", one_of("stop", "continue"))
@@ -302,16 +295,12 @@ _C.LOG = CN()
 _C.LOG.PERIOD = Typed(20, Duration.parse)
 # Losses are recorded every this many iterations. Larger values only help steps of a few microseconds.
 _C.LOG.GATHER_METRIC_PERIOD = _count(1, least=1)
-# Metrics of the batches of training, as TEST.METRICS. They are logged like losses, as "train/<metric>".
-_C.LOG.TRAIN_METRICS = Typed([], named_components)
 # Log the norm of all gradients before clipping as grad_norm. Clipping by norm always logs it.
 _C.LOG.GRAD_NORM = False
 # Lowest level of messages on the console: "DEBUG", "INFO", "WARNING" or "ERROR". log.txt has all of them.
 _C.LOG.LEVEL = Typed("INFO", one_of("DEBUG", "INFO", "WARNING", "ERROR"))
 # A progress bar in rank 0's terminal or notebook. Output to a file or pipe has none.
 _C.LOG.PROGRESS_BAR = True
-# Draw curves.png at the end of a run. "auto": after a minute or more of training, with matplotlib, not in CI.
-_C.LOG.CURVES = Typed("auto", one_of("auto", True, False))
 # Components of WRITER_REGISTRY.
 _C.LOG.WRITERS = Typed(["CommonMetricPrinter", "JSONWriter", "TensorboardXWriter"], components)
 
@@ -332,3 +321,32 @@ Config = CN  # for annotations
 def get_cfg() -> CN:
     """Return a copy of the default config."""
     return _C.clone()
+
+
+def resolved(path: str) -> CN:
+    """Return the defaults with a config file, or with the ``config.yaml`` of a run's folder, merged into them.
+
+    A run's own keys are kept, also those that its project adds to the config.
+
+    Raises:
+        ConfigError: the file is missing or wrong.
+    """
+    cfg = get_cfg()
+    if os.path.isdir(path):
+        path = os.path.join(path, "config.yaml")
+        for node in cfg.walk():
+            node.set_new_allowed(True)
+    cfg.merge_from_file(path)
+    return cfg
+
+
+def differences(old: CN, new: CN) -> str:
+    """Return a line for each key that differs, as ``KEY: old → new``; empty if none does."""
+    pairs = new.diff(old).items()
+    return "\n".join(f"{key}: {_text(before)} → {_text(after)}" for key, (before, after) in pairs)
+
+
+def _text(value: Any) -> str:
+    if value is MISSING:
+        return "(not set)"
+    return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from difflib import SequenceMatcher
 
 # The least similarity (0 to 1) of a suggestion.
-_CUTOFF = 0.6
+_SIMILAR = 0.6
 # See misspelt().
 _LONG = 8
 
@@ -80,39 +80,43 @@ def suggest(name: str, candidates: Iterable[str]) -> str:
     Returns:
         ``"; did you mean 'X'?"``, or ``""`` if nothing is similar.
     """
-    candidates = list(candidates)
-    wanted = str(name).lower()
-    wanted_last = wanted.rpartition(".")[2]
-    best, best_score = "", (_CUTOFF, 0.0)
-    for candidate in candidates:
-        lower = str(candidate).lower()
-        whole = _similarity(wanted, lower)
-        last = _similarity(wanted_last, lower.rpartition(".")[2]) if "." in lower else 0.0
-        score = (max(whole, last), whole)
-        if score > best_score:
-            best, best_score = str(candidate), score
-    if not best:
-        longer = [str(one) for one in candidates if len(wanted) > 1 and str(one).lower().startswith(wanted)]
+    candidates = list(map(str, candidates))
+
+    def likeness(candidate: str) -> tuple[float, float]:
+        whole = _similarity(name, candidate)
+        last = _similarity(name.rpartition(".")[2], candidate.rpartition(".")[2]) if "." in candidate else 0.0
+        return max(whole, last), whole
+
+    best = max(candidates, key=likeness, default="")
+    if likeness(best)[0] < _SIMILAR:
+        longer = [one for one in candidates if len(name) > 1 and one.lower().startswith(name.lower())]
         best = min(longer, key=len, default="")
     return f"; did you mean '{best}'?" if best else ""
 
 
 def misspelt(name: str, candidates: Iterable[str]) -> str:
-    """Return the candidate that ``name`` probably means; empty if it is another name.
+    """Return the candidate that ``name`` probably means; empty if it is another name. Case is ignored.
 
-    Case is ignored. One letter may be missing, added, wrong or swapped with the next one; two in a candidate of eight
-    letters or more, since shorter names are often similar by chance.
+    One letter may be missing, added, wrong or swapped with the next one; two in a candidate of eight letters or more,
+    since shorter names are often similar by chance.
 
     Args:
         name: what the user wrote.
         candidates: the valid names.
     """
-    edits, near = min(((_edits(name.lower(), one.lower()), one) for one in candidates), default=(3, ""))
-    return near if edits <= (2 if len(near) >= _LONG else 1) else ""
+
+    def unmatched(candidate: str) -> int:  # letters; a wrong letter is one in each name
+        return round((1 - _similarity(name, candidate)) * (len(name) + len(candidate)))
+
+    near = min(candidates, key=unmatched, default="")
+    most = 2 if len(near) >= _LONG else 1
+    return near if unmatched(near) <= 2 * most and abs(len(name) - len(near)) <= most else ""
 
 
 def suggest_file(path: str) -> str:
     """Suggest an existing file or folder for a missing path, as :func:`suggest`."""
+    if os.path.exists(path):
+        return ""
     folder = os.path.dirname(path)
     while folder and not os.path.isdir(folder):  # the folder may be misspelt
         path, folder = folder, os.path.dirname(folder)
@@ -121,23 +125,4 @@ def suggest_file(path: str) -> str:
 
 
 def _similarity(a: str, b: str) -> float:
-    matcher = SequenceMatcher(None, a, b, autojunk=False)
-    # The upper bounds are cheap and rule out most pairs.
-    if matcher.real_quick_ratio() < _CUTOFF or matcher.quick_ratio() < _CUTOFF:
-        return 0.0
-    return matcher.ratio()
-
-
-def _edits(a: str, b: str) -> int:
-    """The number of letters to insert, delete, replace or swap with the next one, to turn ``a`` into ``b``."""
-    if abs(len(a) - len(b)) > 2:
-        return 3
-    before: list[int] = []
-    row = list(range(len(b) + 1))
-    for i, letter in enumerate(a):
-        before, last, row = row, before, [i + 1]
-        for j, other in enumerate(b):
-            row.append(min(before[j] + (letter != other), before[j + 1] + 1, row[j] + 1))
-            if i and j and letter == b[j - 1] and a[i - 1] == other:
-                row[-1] = min(row[-1], last[j - 1] + 1)
-    return row[-1]
+    return SequenceMatcher(None, a.lower(), b.lower(), autojunk=False).ratio()

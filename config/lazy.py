@@ -3,13 +3,11 @@
 import builtins
 import dataclasses
 import functools
-import inspect
-import json
 import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from types import ModuleType
 from typing import Any
@@ -23,6 +21,9 @@ from .registry import locate
 __all__ = ["LazyCall", "LazyConfig", "as_yaml", "instantiate"]
 
 logger = logging.getLogger(__name__)
+
+# What Python reads as a list or dict, and YAML as text: (1, 2); 1,2; {a:1}.
+_NOT_YAML = re.compile(r"\(.*\)$|[-+.\de]+(,\s*[-+.\de]+)+$|\{\w+:[^\s/]")
 
 
 def _omegaconf() -> Any:
@@ -85,7 +86,7 @@ class LazyConfig:
         extension = os.path.splitext(path)[1]
         if extension not in (".py", ".yaml", ".yml"):
             raise ConfigError(f"{path}: a config file ends in .py, .yaml or .yml")
-        content = _run(path) if extension == ".py" else _node(yaml.load(_read(path), _Loader) or {})
+        content = _run(path) if extension == ".py" else _load_yaml(path)
         if isinstance(keys, str):
             return _get(content, keys, path)
         if keys is not None:
@@ -107,8 +108,8 @@ class LazyConfig:
     def save(cfg: Any, filename: str) -> None:
         """Write a config as YAML, which :meth:`load` reads.
 
-        Targets are written by name. Values that have no name, such as lambdas, are written as text; a warning lists
-        their keys.
+        Targets are written by name; a class, function or dtype as a value becomes a call of
+        :func:`~hookline.config.locate`. What has no name, such as a lambda, is written as text, with a warning.
         """
         text, lost = as_yaml(cfg)
         if lost:
@@ -140,21 +141,12 @@ class LazyConfig:
                 raise ConfigError(f"{text}: write overrides as key=value, such as train.max_iter=100")
             _check_key(cfg, name, add=name != key)
             try:
-                if "{" in value and re.search(r"[{,]\s*\w+:[^\s/]", value):  # YAML takes {a:1} for {"a:1": null}
-                    raise ConfigError(f"{text}: write a dict as {{key: value}}, with a space")
-                if re.fullmatch(r"\(.*\)|[-+.\de]+(,\s*[-+.\de]+)+", value):  # a string in YAML
-                    raise ConfigError(f"{text}: write a list as [a, b]; quote a string that looks like one")
+                if _NOT_YAML.match(value):
+                    raise ConfigError(f"{text}: write lists as [1, 2] and dicts as {{a: 1}}; quote other text")
                 cfg.merge_with_dotlist([f"{name}={value or repr('')}"])
             except yaml.YAMLError as error:
-                raise ConfigError(
-                    f"{text}: the value is not YAML; write a list as [a, b], or quote a string"
-                ) from error
+                raise ConfigError(f"{text}: the value is not YAML; write lists as [1, 2], or quote the text") from error
         return cfg
-
-    @staticmethod
-    def to_py(cfg: Any, prefix: str = "cfg.") -> str:
-        """Write a config as Python-like text, for people: one assignment for each value and call."""
-        return "".join(_assignments(_omegaconf().OmegaConf.to_container(cfg, resolve=True), prefix))
 
 
 def _get(content: Mapping[str, Any], key: str, path: str) -> Any:
@@ -174,12 +166,9 @@ def _check_key(cfg: Any, key: str, add: bool) -> None:
         if isinstance(parent, Mapping) and part not in parent:
             if add:
                 return
-            target = parent.get("_target_")
-            if target is None:
+            if "_target_" not in parent:  # the call checks its arguments
                 hint = suggest(name, [f"{above}.{known}".lstrip(".") for known in parent]) or "."
                 raise UnknownKeyError(f"{key}: there is no such key{hint} To add it, write +{key}=…")
-            if why := _unknown_argument(target, [part]) if callable(target) else "":
-                raise UnknownKeyError(f"{key}: {target_name(target)} {why}")
             return
         above, parent = name, _omegaconf().OmegaConf.select(cfg, name)
 
@@ -230,33 +219,14 @@ def _call(cfg: Mapping[Any, Any]) -> Any:
         return target(**arguments)
     except TypeError as error:
         if error.__traceback__ is None or error.__traceback__.tb_next is None:  # the call itself, not the target
-            if why := _unknown_argument(target, arguments):
-                raise ConfigError(f"_target_ {name}: {why}") from error
-            error.add_note(f"(in the call of _target_ {name})")
+            raise ConfigError(f"_target_ {name}: {error}") from error
         raise
 
 
-def _unknown_argument(target: Any, names: Iterable[str]) -> str:
-    """Say which of the names is no argument of a callable; empty if all are, or if that is not known."""
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except (ValueError, TypeError):
-        return ""
-    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    unknown = next((name for name in names if name not in known), None)
-    if unknown is None or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return ""
-    return f"takes no argument '{unknown}'{suggest(unknown, known) or '.'} It takes: {', '.join(known) or 'none'}"
-
-
 def target_name(target: Any) -> str:
-    """Return a name under which :func:`~hookline.config.locate` finds an object, as short as possible."""
+    """Return a name under which :func:`~hookline.config.locate` finds an object that is defined in a module."""
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
-    if not module or not name:
-        return repr(target)
-    parts = module.split(".")
-    shorter = (f"{'.'.join(parts[:end])}.{name}" for end in range(1, len(parts)))  # torch.nn.Linear
-    return next((short for short in shorter if _is_named(target, short)), f"{module}.{name}")
+    return f"{module}.{name}" if module and name else repr(target)
 
 
 def _is_named(value: Any, name: str) -> bool:
@@ -270,41 +240,11 @@ def _is_named(value: Any, name: str) -> bool:
 # ---------------------------------------------------------------------- text
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads plain values, tuples and names of Python objects. Imports the modules of names, and calls nothing."""
-
-    def name(self, name: str, node: yaml.Node) -> Any:
-        return locate(name)
-
-    def tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:
-        return tuple(self.construct_sequence(node, deep=True))
-
-    def refuse(self, tag: str, node: yaml.Node) -> Any:
-        raise ConfigError(
-            f"line {node.start_mark.line + 1}: the tag !!python/{tag} runs code while the file is read; hookline reads "
-            "plain values, !!python/tuple and !!python/name"
-        )
-
-
-class _Name(str):
-    """The name of an object, which YAML has a tag for."""
-
-
 class _Dumper(yaml.SafeDumper):
-    """Writes what :class:`_Loader` reads, without references between equal values."""
+    """Writes equal values in full, not as references to one of them."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
-
-    def name(self, name: _Name) -> yaml.Node:
-        return self.represent_scalar(_NAME + name, "")
-
-
-_NAME = "tag:yaml.org,2002:python/name:"
-_Loader.add_multi_constructor(_NAME, _Loader.name)
-_Loader.add_multi_constructor("tag:yaml.org,2002:python/", _Loader.refuse)  # the first prefix that fits counts
-_Loader.add_constructor("tag:yaml.org,2002:python/tuple", _Loader.tuple)
-_Dumper.add_representer(_Name, _Dumper.name)
 
 
 def as_yaml(cfg: Any) -> tuple[str, list[str]]:
@@ -317,7 +257,8 @@ def as_yaml(cfg: Any) -> tuple[str, list[str]]:
     # Dataclasses in a config stay objects.
     content = omegaconf.OmegaConf.to_container(cfg, structured_config_mode=omegaconf.SCMode.INSTANTIATE)
     plain = _plain(content, "", lost)
-    return yaml.dump(plain, Dumper=_Dumper, default_flow_style=None, allow_unicode=True, width=9999), lost
+    text = yaml.dump(plain, Dumper=_Dumper, default_flow_style=None, allow_unicode=True, width=9999)
+    return text, lost
 
 
 def _plain(value: Any, key: str, lost: list[str]) -> Any:
@@ -338,34 +279,12 @@ def _plain(value: Any, key: str, lost: list[str]) -> Any:
         return value
     for name in (target_name(value), repr(value)):  # a class or function; torch.float16
         if _is_named(value, name):
-            return _Name(name)
+            return {"_target_": "hookline.config.locate", "name": name}
     lost.append(key)
     return re.sub(r" at 0x\w+", "", repr(value))  # the same on all ranks
 
 
-def _assignments(cfg: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    for name, value in sorted(cfg.items()):
-        if isinstance(value, Mapping) and "_target_" not in value:
-            yield from _assignments(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name} = {_expression(value)}\n"
-
-
-def _expression(value: Any) -> str:
-    if isinstance(value, Mapping) and "_target_" in value:
-        target = value["_target_"]
-        arguments = (f"{name}={_expression(item)}" for name, item in sorted(value.items()) if name != "_target_")
-        return f"{target if isinstance(target, str) else target_name(target)}({', '.join(arguments)})"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_expression(name)}: {_expression(item)}' for name, item in sorted(value.items()))}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_expression, value))}]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    return target_name(value) if callable(value) else repr(value)
-
-
-# ---------------------------------------------------------------------- Python files
+# ---------------------------------------------------------------------- files
 
 
 def _read(path: str) -> str:
@@ -376,6 +295,14 @@ def _read(path: str) -> str:
         raise ConfigError(f"{path}: there is no such file{suggest_file(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
+
+
+def _load_yaml(path: str) -> Any:
+    """Read YAML with plain values only: loading runs no code."""
+    try:
+        return _node(yaml.safe_load(_read(path)) or {})
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def _run(path: str) -> dict[str, Any]:
@@ -402,11 +329,6 @@ def _import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = 
     for _ in range(level):
         folder = os.path.dirname(folder)
     path = os.path.join(folder, *name.split("."))
-    if not name or (g_pathmgr.isdir(path) and not g_pathmgr.isfile(path + ".py")):
-        raise ImportError(
-            f"{globals['__file__']}: {path} is a folder. A relative import in a config file names another config file: "
-            "from .folder.file import name"
-        )
     if not g_pathmgr.isfile(path + ".py"):
         raise ImportError(f"{globals['__file__']}: cannot import {'.' * level}{name}: {path}.py does not exist")
     module = ModuleType(name)

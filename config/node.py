@@ -1,4 +1,4 @@
-"""The config tree."""
+"""The config tree. :func:`~hookline.config.yaml_files.merging` merges into it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from fvcore.common.config import CfgNode as _FvcoreCfgNode
 from yacs.config import CfgNode as _YacsCfgNode
 
 from .errors import ConfigError, UnknownKeyError, misspelt, suggest
-from .merging import merging, pairs_of
-from .values import MISSING, FrozenList, ObjectName, Typed, clean, expanded, frozen, thawed
-from .yaml_files import dump_text, load_layers, load_text, refuse_python
+from .values import MISSING, ObjectName, Typed, clean, expanded, same
+from .yaml_files import dump_text, load_layers, load_text, merging, pairs_of
 
 __all__ = ["CfgNode", "declare_defaults", "global_cfg", "set_global_cfg"]
 
 logger = logging.getLogger(__name__)
 
-_LEAF_TYPES = (type(None), bool, int, float, str, list, tuple, FrozenList)
+_LEAF_TYPES = (type(None), bool, int, float, str, list, tuple)
 # Attributes of nodes, beside yacs's own: the declared type of each key; the full key of a section of the default
 # config; and old names of keys there, {old name: (the node with the key, or None for the same node; its name there)}.
 _DECLARED, _SECTION, _RENAMED = "__declared__", "__section__", "__renamed__"
@@ -46,11 +45,11 @@ class CfgNode(_FvcoreCfgNode):
       expected type. A merge reports all errors together, and then changes nothing.
     - Files are safe YAML with ``_BASE_``. Loading a file executes nothing. Running it does: it names modules to import
       and functions to call.
-    - A frozen tree cannot be changed in any way, its lists included.
+    - A frozen tree refuses all changes of its keys. As in yacs, the content of a list is not protected.
     - Setting another ``NAME`` of a component clears its ``ARGS``.
     - Code may add keys anywhere to a config of ``get_cfg()``, as in detectron2: ``cfg.SOLVER.MY_KEY = 3``. A new key
       whose name is almost that of a default key beside it is a typing error. Sections that a project makes itself are
-      not checked. A section that replaces a default section keeps the default keys.
+      not checked. Setting a default section sets the keys that the new section has.
 
     A key takes values of the type of its default (also an int for a float, a list for a tuple). :class:`Typed`
     declares other types. A key whose default is None takes any value, and so do keys that merges add to a node made
@@ -92,9 +91,6 @@ class CfgNode(_FvcoreCfgNode):
             return self[name]
         # Copying, pickling and displaying look up many private names: no suggestions for these.
         hint = "" if name.startswith("_") else suggest(name, self.full_keys())
-        if self._is_default and name.isupper() and not misspelt(name, self):
-            own = f"add it first: cfg.{self._full(name)} = CfgNode(new_allowed=True)"
-            hint = f"{hint or '.'} If it is a section of your own, {own}"
         raise AttributeError(f"the config has no key '{name}' here{hint}" if hint else f"no config key '{name}' here")
 
     def __contains__(self, key: Any) -> bool:
@@ -152,7 +148,7 @@ class CfgNode(_FvcoreCfgNode):
         """
         old, new = other.flatten(), self.flatten()
         pairs = {key: (old.get(key, MISSING), new.get(key, MISSING)) for key in [*new, *old]}
-        return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+        return {key: pair for key, pair in pairs.items() if not same(*pair)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the tree as nested dicts, a deep copy.
@@ -164,6 +160,8 @@ class CfgNode(_FvcoreCfgNode):
 
     def dump(self, **kwargs: Any) -> str:
         """Return the tree as YAML. Merged into the defaults, it gives an equal tree. ``COMPUTED_`` keys are left out.
+
+        Tuples are written as lists. Keys whose default is a tuple convert them back.
 
         Args:
             kwargs: options of ``yaml.dump``.
@@ -188,9 +186,6 @@ class CfgNode(_FvcoreCfgNode):
                 exported[key] = clean(value)
             except ConfigError as error:
                 raise ConfigError(f"{path}{key}: {error}") from None
-            # A list is easier to read, and a key of type tuple converts it back.
-            if for_yaml and type(value) is tuple and not self.takes_anything(key) and not self.is_new_allowed():
-                exported[key] = list(exported[key])
         return exported
 
     # ------------------------------------------------------------------ setting keys
@@ -222,7 +217,7 @@ class CfgNode(_FvcoreCfgNode):
             node[name] = value
             return
         self._check_mutable(key)
-        replaces, declared, value = self.has(key), self.declared(key), expanded(thawed(value))
+        replaces, declared, value = self.has(key), self.declared(key), expanded(value)
         if isinstance(value, Typed):
             declared, value = value, copy.deepcopy(value.default)
         if declared is not None:
@@ -235,13 +230,12 @@ class CfgNode(_FvcoreCfgNode):
             value = type(self)(value, new_allowed=value.is_new_allowed())
         if type(value) is dict and self.is_section(key):
             value = type(self)(value)
-        if self._is_default and replaces:
-            self._complete_section(key, value)
-        elif self._is_default and not self.is_new_allowed() and not isinstance(value, dict):
+        is_name = isinstance(value, str) and self.takes_name(key)
+        if self.is_section(key) and not is_name and isinstance(_default(self._full(key)), CfgNode) and self._is_default:
+            value = self._new_section(key, value)
+        elif self._is_default and not replaces and not self.is_new_allowed() and not isinstance(value, dict):
             self._check_new_key(str(key))
         dict.__setitem__(self, key, value)
-        if replaces and isinstance(value, CfgNode):
-            _link_renamed(self)
 
     def __delitem__(self, key: str) -> None:
         self._check_mutable(key)
@@ -313,26 +307,17 @@ class CfgNode(_FvcoreCfgNode):
                 "%s is a new key, which only your own code can read. Did you mean %s?", self._full(key), others[0]
             )
 
-    def _complete_section(self, key: str, value: Any) -> None:
-        """Add the default keys to a section that replaces a default section."""
-        full_key = self._full(key)
-        default = _default(full_key)
-        if not isinstance(default, CfgNode) or (isinstance(value, str) and self.takes_name(key)):
-            return
+    def _new_section(self, key: str, value: Any) -> Any:
+        """Return what a section becomes that code sets: a default section keeps the keys that ``value`` has not."""
+        section, full_key = self[key], self._full(key)
         if not isinstance(value, CfgNode):
-            keys = ", ".join(f"{full_key}.{name}" for name in default)
+            keys = ", ".join(f"{full_key}.{name}" for name in section)
             raise ConfigError(f"{full_key} is a section, and cannot be {value!r}; set {keys or 'keys in it'}")
-        if default.is_new_allowed():
-            value.set_new_allowed(True)
-            return
-        for name, item in default.clone().items():
-            declared = default.declared(name)
-            if declared is not None:
-                value.declarations[name] = declared
-            value[name] = value.get(name, item)
-        for below, part in value._sections(full_key):
-            if _default(below) is not None:
-                part.__dict__[_SECTION] = below
+        if section._is_default:
+            section.update(value)
+            return section
+        value.set_new_allowed(value.is_new_allowed() or section.is_new_allowed())
+        return value
 
     def _sections(self, section: str = "") -> Iterator[tuple[str, CfgNode]]:
         """This node and the nodes below it that do not take any key, each with its full key."""
@@ -343,18 +328,11 @@ class CfgNode(_FvcoreCfgNode):
 
     # ------------------------------------------------------------------ copies
 
-    def is_frozen(self) -> bool:
-        """Whether the node refuses changes."""
-        # Items are set before the state while a node is unpickled.
-        return bool(self.__dict__.get(self.IMMUTABLE, False))
-
-    def _immutable(self, is_immutable: bool) -> None:
-        super()._immutable(is_immutable)
-        self._freeze_lists()
-
-    def _freeze_lists(self) -> None:
-        for key, value in self.items():
-            dict.__setitem__(self, key, frozen(value, key) if self.is_frozen() else thawed(value))
+    def thawed(self) -> Any:
+        """Return a copy that can be changed, also of a frozen config."""
+        copied = self.clone()
+        copied.defrost()
+        return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # for copy, deepcopy and pickle
         return _rebuilt, (type(self), dict(self), {name: copy.copy(state) for name, state in self.__dict__.items()})
@@ -376,10 +354,7 @@ class CfgNode(_FvcoreCfgNode):
             ConfigError: a file is missing or bad; see :meth:`merge_from_file`.
         """
         root = cls(new_allowed=True)
-        with merging(root) as merge:
-            merge.keeps_sections = True
-            for merge.source, mapping in load_layers(filename, cls._open_cfg):
-                merge.mapping(root, mapping)
+        root.merge_from_file(filename)
         return root.to_dict()
 
     def merge_from_file(self, cfg_filename: str | os.PathLike[str], allow_unsafe: bool = False) -> None:
@@ -438,15 +413,10 @@ class CfgNode(_FvcoreCfgNode):
             The config.
 
         Raises:
-            ConfigError: it is not YAML with a mapping of plain data, or the file is a Python file.
+            ConfigError: it is not YAML with a mapping of plain data.
         """
-        if isinstance(cfg_file_obj_or_str, str):
-            return cls(load_text(cfg_file_obj_or_str, "YAML text"))
-        if not hasattr(cfg_file_obj_or_str, "read"):
-            raise ConfigError(f"expected YAML text or an open file, got a {type(cfg_file_obj_or_str).__name__}")
-        source = str(getattr(cfg_file_obj_or_str, "name", "YAML file"))
-        refuse_python(source)
-        return cls(load_text(cfg_file_obj_or_str.read(), source))
+        text = cfg_file_obj_or_str if isinstance(cfg_file_obj_or_str, str) else cfg_file_obj_or_str.read()
+        return cls(load_text(text, str(getattr(cfg_file_obj_or_str, "name", "YAML text"))))
 
     # ------------------------------------------------------------------ used by merges
 
@@ -480,7 +450,6 @@ def _rebuilt(cls: type[CfgNode], items: dict[str, Any], state: dict[str, Any]) -
     node = cls.__new__(cls)
     dict.update(node, items)
     node.__dict__.update(state)
-    node._freeze_lists()
     return node
 
 
@@ -494,7 +463,11 @@ def declare_defaults(root: CfgNode) -> None:
     _defaults = root.clone()
     for section, node in root._sections():
         node.__dict__[_SECTION] = section
-    _link_renamed(root)
+    for old, new in root.__dict__[root.RENAMED_KEYS].items():
+        *old_section, old_name = old.split(".")
+        *new_section, new_name = (new[0] if isinstance(new, tuple) else new).split(".")
+        other = None if old_section == new_section else reduce(getitem, new_section, root)
+        reduce(getitem, old_section, root).__dict__.setdefault(_RENAMED, {})[old_name] = (other, new_name)
 
 
 def _default(full_key: str) -> Any:
@@ -503,18 +476,6 @@ def _default(full_key: str) -> Any:
         return reduce(getitem, full_key.split("."), _defaults) if full_key else _defaults
     except (KeyError, TypeError):
         return None
-
-
-def _link_renamed(root: CfgNode) -> None:
-    """Make renamed keys of a default config readable and settable under their old names, in the sections they had."""
-    if root.__dict__.get(_SECTION) != "":
-        return
-    for old, new in root.__dict__[root.RENAMED_KEYS].items():
-        *old_section, old_name = old.split(".")
-        *new_section, new_name = (new[0] if isinstance(new, tuple) else new).split(".")
-        node: Any = reduce(getitem, old_section, root)
-        other = None if old_section == new_section else reduce(getitem, new_section, root)
-        node.__dict__.setdefault(_RENAMED, {})[old_name] = (other, new_name)
 
 
 #: A config for code that does not receive one, as in detectron2. :func:`set_global_cfg` fills it.

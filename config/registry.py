@@ -2,19 +2,15 @@
 
 import functools
 import importlib
-import inspect
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar, overload
 
-from fvcore.common.registry import Registry as _FvcoreRegistry
-
 from .errors import ConfigError, UnknownKeyError, UnknownNameError, suggest
-from .signatures import Plan, bind, to_tensor
-from .values import FrozenList, ObjectName, is_object_text
-from .yaml_files import folders
+from .signatures import bind
+from .values import ObjectName, is_object_text
 
 _T = TypeVar("_T")
 # Pairs with other names than (X_)NAME, (X_)ARGS.
@@ -23,7 +19,7 @@ _IRREGULAR = {"SAMPLER_TRAIN": "SAMPLER_ARGS"}
 _MAX_LISTED = 20
 
 
-class Registry(_FvcoreRegistry):
+class Registry:
     """A table of classes and functions by name::
 
         MODEL_REGISTRY = Registry("MODEL")
@@ -33,8 +29,8 @@ class Registry(_FvcoreRegistry):
 
         MODEL_REGISTRY.build("ConvNet", {"width": 32}, key="MODEL.ARGS")
 
-    ``"package.module:Name"`` works as a name without registration, for a class of the registry's kind or a function
-    that returns an instance. The standard library is refused.
+    The interface is fvcore's. ``"package.module:Name"`` works as a name without registration, for a class of the
+    registry's kind or a function that returns an instance. The standard library is refused.
 
     Args:
         name: what it holds, such as ``"MODEL"``; messages say "model".
@@ -44,9 +40,13 @@ class Registry(_FvcoreRegistry):
     """
 
     def __init__(self, name: str, kind: Any = object, package: str = "") -> None:
-        super().__init__(name)
+        self._name = name
+        self._obj_map: dict[str, Any] = {}
         self.kind = kind
         self._package = package
+
+    def __repr__(self) -> str:
+        return f"Registry of {self._name}: {', '.join(name for name, _ in self)}"
 
     def _load_all(self) -> None:
         package, self._package = self._package, ""
@@ -89,10 +89,7 @@ class Registry(_FvcoreRegistry):
         """
         if obj is None:
             return lambda target: self.register(target, name=name)
-        self._do_register(name or obj.__name__, obj)
-        return obj
-
-    def _do_register(self, name: str, obj: Any) -> None:
+        name = name or obj.__name__
         if not obj.__module__.startswith("hookline."):
             self._load_all()  # an entry of hookline may have the name
         known = self._obj_map.get(name, obj)
@@ -101,6 +98,7 @@ class Registry(_FvcoreRegistry):
                 f"the {self._label} '{name}' is already registered: {_origin(known)}, and now {_origin(obj)}"
             )
         self._obj_map[name] = obj
+        return obj
 
     def get(self, name: str, key: str = "") -> Any:
         """Look up a name.
@@ -146,7 +144,9 @@ class Registry(_FvcoreRegistry):
         Raises:
             ConfigError: as :meth:`build`.
         """
-        return self._bind(name, args, positional, offered, key)[0]
+        target = self._resolve(name, _prefix(name_key(key)))
+        self._bind(target, name, args, (None,) * positional, dict.fromkeys(offered), key)
+        return target
 
     def build(
         self,
@@ -175,27 +175,17 @@ class Registry(_FvcoreRegistry):
             ConfigError: arguments are unknown, missing or of the wrong type; the message has one line per argument,
                 with its full key. Or an imported function returns an object that is not of the registry's kind.
         """
-        offered = offered or {}
-        target, plan = self._bind(name, args, len(positional), offered, key)
-        if plan.cfg_first:
-            positional = (offered["cfg"], *positional)
-        keywords = {item: offered[item] for item in plan.offered}
-        given = {
-            item: to_tensor(value, plan.tensors[item]) if item in plan.tensors else value
-            for item, value in _plain(args or {}).items()
-        }
-        built = target(*positional, **keywords, **given)
+        target = self._resolve(name, _prefix(name_key(key)))
+        positional, keywords = self._bind(target, name, args, positional, offered or {}, key)
+        built = target(*positional, **keywords)
         if name not in self._obj_map and not isinstance(built, self.kind):
             problem = f"it returned an object of type {type(built).__name__}, not a {self._kind_text}"
             raise ConfigError(f"{_prefix(name_key(key))}'{name}' cannot be the {self._label}: {problem}")
         return built
 
-    def _bind(
-        self, name: str, args: Mapping[str, Any] | None, positional: int, offered: Collection[str], key: str
-    ) -> tuple[Any, Plan]:
-        target = self._resolve(name, _prefix(name_key(key)))
+    def _bind(self, target: Any, name: str, args: Any, positional: Any, offered: Any, key: str) -> Any:
         label = getattr(target, "__name__", name)
-        return target, bind(target, args or {}, positional=positional, offered=offered, key=key, label=label)
+        return bind(target, args or {}, positional=positional, offered=offered, key=key, label=label)
 
     def _resolve(self, name: str, prefix: str) -> Any:
         if not isinstance(name, str):
@@ -282,15 +272,10 @@ def _prefix(key: str) -> str:
 
 def _not_a_function(target: Any) -> str:
     """Why an imported object cannot be called as a component; empty if it is a class or function of a project."""
-    function = target
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = inspect.unwrap(function) if callable(function) else function
+    function = target.func if isinstance(target, functools.partial) else target
     if not isinstance(function, type | FunctionType | MethodType):
         return f"it is of type {type(target).__name__}, not a class or a function written in Python"
-    if _is_standard(getattr(function, "__module__", None) or ""):
-        return f"it is {_origin(function)}, of Python's standard library"
-    return ""
+    return f"it is {_origin(function)}, of Python's standard library" if _is_standard(function.__module__ or "") else ""
 
 
 def _is_standard(module_name: str) -> bool:
@@ -306,11 +291,10 @@ def is_again(known: Any, obj: Any) -> bool:
 
 
 def locate(name: str) -> Any:
-    """Import an object by its name.
+    """Import an object by its name. The current working directory is added to the end of ``sys.path``.
 
     Args:
-        name: ``"package.module:Name"`` or ``"package.module.Name"``. A module that is not on ``sys.path``
-            is imported from the current working directory, which is then added to ``sys.path``.
+        name: ``"package.module:Name"`` or ``"package.module.Name"``.
 
     Returns:
         The object.
@@ -331,35 +315,17 @@ def locate(name: str) -> Any:
             return functools.reduce(_attribute, attribute_names, module)
     if not candidates:
         raise UnknownNameError(f"'{name}' names no module")
-    raise UnknownNameError(f"there is no module '{candidates[0][0]}'{_where(candidates[0][0])}")
-
-
-def _where(module_name: str) -> str:
-    """Return what to do if a missing module is beside a config file that was read, or is misspelt."""
-    path = module_name.replace(".", os.sep)
-    for folder in folders:
-        if os.path.isfile(os.path.join(folder, f"{path}.py")) or os.path.isdir(os.path.join(folder, path)):
-            return f". It is beside the config file: start in {folder}, or set PYTHONPATH={folder}"
-    return suggest(module_name, (name[:-3] for name in os.listdir() if name.endswith(".py")))
+    module_name = candidates[0][0]
+    near = suggest(module_name, (name[:-3] for name in os.listdir() if name.endswith(".py")))
+    where = f" in {os.getcwd()} or on Python's path: start in its folder, or set PYTHONPATH"
+    raise UnknownNameError(f"there is no module '{module_name}'{near or where}")
 
 
 def _import(module_name: str) -> ModuleType | None:
-    """Import a module from Python's path or the current folder; None if it does not exist."""
-    module = _import_on_path(module_name)
-    root, folder = module_name.partition(".")[0], os.getcwd()
-    if module is not None or root in sys.modules or folder in sys.path or "" in sys.path:
-        return module
-    # Loader workers and spawned ranks inherit sys.path, so they find the module too.
-    sys.path.append(folder)
+    """Import a module from Python's path or, last, the current folder; None if it does not exist."""
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # loader workers and spawned ranks inherit it, so they find the module too
     importlib.invalidate_caches()
-    try:
-        return _import_on_path(module_name)
-    finally:
-        if root not in sys.modules:
-            sys.path.remove(folder)
-
-
-def _import_on_path(module_name: str) -> ModuleType | None:
     try:
         return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
@@ -380,18 +346,5 @@ def _attribute(owner: Any, name: str) -> Any:
         raise UnknownNameError(f"there is no '{name}' in '{owner_name}'{hint}") from None
 
 
-def _plain(value: Any) -> Any:
-    """Copy config nodes to dicts, so that the target may change its arguments."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if type(value) in (list, tuple, FrozenList):
-        return (tuple if type(value) is tuple else list)(map(_plain, value))
-    return value
-
-
 def _origin(obj: Any) -> str:
-    name = f"{getattr(obj, '__module__', '?')}.{getattr(obj, '__qualname__', repr(obj))}"
-    try:
-        return f"{name} ({inspect.getsourcefile(obj)}:{inspect.getsourcelines(obj)[1]})"
-    except (OSError, TypeError):
-        return name
+    return f"{getattr(obj, '__module__', '?')}.{getattr(obj, '__qualname__', repr(obj))}"

@@ -8,7 +8,8 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
@@ -21,13 +22,12 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 # Attribute of functions that @configurable decorates: their from_config, or True for an __init__.
 _MARK = "_configurable_from"
 _BY_POSITION = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
-_BY_KEYWORD = (_Parameter.POSITIONAL_OR_KEYWORD, _Parameter.KEYWORD_ONLY)
 SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.MutableSequence)
 MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
 @dataclass
-class Taken:
+class Parameters:
     """The parameters of a target.
 
     Attributes:
@@ -45,53 +45,48 @@ class Taken:
     any_keyword: bool = False
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How to call a target with the offered arguments.
-
-    Attributes:
-        cfg_first: whether the config is the first positional argument.
-        offered: names of the other offered arguments that the target takes, by keyword.
-        tensors: the given arguments that become tensors, with the class.
-    """
-
-    cfg_first: bool = False
-    offered: tuple[str, ...] = ()
-    tensors: Mapping[str, Any] = field(default_factory=dict)
-
-
 def bind(
-    target: Any, args: Mapping[str, Any], *, positional: int, offered: Collection[str], key: str, label: str
-) -> Plan:
+    target: Any,
+    args: Mapping[str, Any],
+    *,
+    positional: tuple[Any, ...] = (),
+    offered: Mapping[str, Any] | None = None,
+    key: str,
+    label: str,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Check a call of ``target`` without making it.
 
     Args:
         target: a class or callable.
         args: arguments by name.
-        positional: number of positional arguments.
-        offered: names of arguments that are passed if the target takes them.
+        positional: positional arguments. ``offered["cfg"]`` comes before them if the target's first required
+            parameter is ``cfg``.
+        offered: arguments that are passed if the target takes them.
         key: the config key of ``args``, for messages; may be empty.
         label: the target's name, for messages.
 
     Returns:
-        How to call it.
+        The positional arguments and the keyword arguments of the call. Config nodes are copied to dicts, and numbers
+        for a parameter that is a tensor become one.
 
     Raises:
         ConfigError: an argument is unknown, missing or of the wrong type; the message has one line per argument.
     """
     prefix = f"{key}." if key else ""
+    offered = offered or {}
     offers_cfg = "cfg" in offered and "cfg" not in args
-    taken = what_it_takes(target, with_cfg=offers_cfg)
+    taken = parameters_of(target, with_cfg=offers_cfg)
+    keywords = {name: _plain(value) for name, value in args.items()}
     if taken is None:
-        return Plan()
+        return positional, keywords
     cfg_first = offers_cfg and taken.positions[:1] == ["cfg"] and "cfg" in taken.required
     free = taken.positions[cfg_first:]
-    if positional > len(free) and not taken.any_position:
-        raise ConfigError(f"{key or label}: {label} takes {len(free)} arguments by position, not {positional}")
-    given = {*free[:positional], *(["cfg"] if cfg_first else [])}
+    if len(positional) > len(free) and not taken.any_position:
+        raise ConfigError(f"{key or label}: {label} takes {len(free)} arguments by position, not {len(positional)}")
+    given = {*free[: len(positional)], *(["cfg"] if cfg_first else [])}
     choices = [name for name in taken.keywords if name not in given and name not in offered]
 
-    problems, tensors = [], {}
+    problems = []
     for name, value in args.items():
         if name in given:
             problems.append(f"{prefix}{name}: {label} already receives '{name}'")
@@ -101,18 +96,28 @@ def bind(
                 expected = inspect.formatannotation(parameter.annotation)
                 problems.append(f"{prefix}{name}: expected {expected}, got {value!r} ({type(value).__name__})")
             elif (kind := _tensor_class(value, parameter.annotation)) is not None:
-                tensors[name] = kind
+                keywords[name] = kind(value) if isinstance(value, (list, tuple)) else kind([value]).reshape(())
         elif not taken.any_keyword:
             hint = suggest(str(name), [*choices, *(n for n in offered if n in taken.keywords)]) or "."
             takes = f"It takes: {', '.join(choices)}." if choices else "It takes no arguments."
             problems.append(f"{prefix}{name}: {label} takes no argument '{name}'{hint} {takes}")
-    supplied = tuple(name for name in offered if name in taken.keywords and name not in given and name not in args)
+    supplied = [name for name in offered if name in taken.keywords and name not in given and name not in args]
     for name in taken.required:
         if name not in given and name not in args and name not in supplied:
             problems.append(f"{prefix}{name}: {label} needs the argument '{name}', which is not given")
     if problems:
         raise ConfigError("\n".join(problems))
-    return Plan(cfg_first, supplied, tensors)
+    first = (offered["cfg"],) if cfg_first else ()
+    return (*first, *positional), {**{name: offered[name] for name in supplied}, **keywords}
+
+
+def _plain(value: Any) -> Any:
+    """Copy config nodes to dicts and frozen lists to lists, so that the target may change its arguments."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list) or type(value) is tuple:
+        return (list if isinstance(value, list) else tuple)(map(_plain, value))
+    return value
 
 
 def is_function_of_two(target: Any, args: Mapping[str, Any]) -> bool:
@@ -122,13 +127,13 @@ def is_function_of_two(target: Any, args: Mapping[str, Any]) -> bool:
         target: the class or function.
         args: its arguments in the config. A function of outputs and targets needs two more.
     """
-    taken = what_it_takes(target) if isinstance(target, types.FunctionType) else None
+    taken = parameters_of(target) if isinstance(target, types.FunctionType) else None
     if taken is None:
         return False
     return len([name for name in taken.positions[:2] if name in taken.required and name not in args]) == 2
 
 
-def what_it_takes(target: Any, with_cfg: bool = False) -> Taken | None:
+def parameters_of(target: Any, with_cfg: bool = False) -> Parameters | None:
     """Collect the parameters of a class or callable.
 
     An ``__init__`` with ``**kwargs`` is assumed to pass them to the next base class. If the last one has ``**kwargs``
@@ -141,66 +146,54 @@ def what_it_takes(target: Any, with_cfg: bool = False) -> Taken | None:
     Returns:
         The parameters; None if they are unknown, as for some builtins.
     """
-    chain = _signature_chain(target)
-    if not chain:
-        return None
-    taken = _take(chain[0])
-    for parameters in chain[1:]:
-        if not taken.any_keyword:
-            break
-        below = _take(parameters)
-        taken.keywords = {**below.keywords, **taken.keywords}
-        taken.any_keyword = below.any_keyword
+    taken = _merged(target)
     source = source_of(target) if with_cfg else None
-    if source is not None:
-        # from_config fills the required arguments of __init__, and defines the positional parameters.
-        first = _take(_parameters(source) or [])
-        first.keywords = {**taken.keywords, **first.keywords}
-        first.any_keyword |= taken.any_keyword
-        first.required = list(dict.fromkeys(["cfg", *first.required]))
-        return first
-    return taken
+    if taken is None or source is None:
+        return taken
+    # from_config fills the required arguments of __init__, and defines the positional parameters.
+    first = _merged(source) or Parameters()
+    first.keywords = {**taken.keywords, **first.keywords}
+    first.any_keyword |= taken.any_keyword
+    first.required = list(dict.fromkeys(["cfg", *first.required]))
+    return first
 
 
-def _signature_chain(target: Any) -> list[list[inspect.Parameter]]:
-    """The parameters of a callable; for a class, of each ``__init__`` in its MRO."""
+def _merged(target: Any) -> Parameters | None:
+    """The parameters of a callable; for a class, of each ``__init__`` in its MRO, as far as there is ``**kwargs``."""
     inits = []
     if inspect.isclass(target) and "__signature__" not in vars(target):
         inits = [vars(cls)["__init__"] for cls in target.__mro__[:-1] if "__init__" in vars(cls)]
-    chain: list[list[inspect.Parameter]] = []
+    taken: Parameters | None = None
     for function in inits or [target]:
         parameters = _parameters(function)
         if parameters is None:
             break
-        has_self = inits and parameters and parameters[0].kind in _BY_POSITION
-        chain.append(parameters[1:] if has_self else parameters)
-    return chain
+        below = _take(parameters[1:] if inits and parameters and parameters[0].kind in _BY_POSITION else parameters)
+        if taken is None:
+            taken = below
+        else:
+            taken.keywords = {**below.keywords, **taken.keywords}
+            taken.any_keyword = below.any_keyword
+        if not taken.any_keyword:
+            break
+    return taken
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
     try:
-        parameters = inspect.signature(function).parameters.values()
+        signature = inspect.signature(function)
+        with suppress(Exception):  # such as a name that is only imported for type checkers
+            signature = inspect.signature(function, eval_str=True)
     except (ValueError, TypeError, NameError):
         return None
-    names = getattr(inspect.unwrap(function), "__globals__", {})
-    return [parameter.replace(annotation=_resolved(parameter.annotation, names)) for parameter in parameters]
+    return list(signature.parameters.values())
 
 
-def _resolved(annotation: Any, names: dict[str, Any]) -> Any:
-    """Return the annotation; one written as a string is evaluated in its module."""
-    if not isinstance(annotation, str):
-        return annotation
-    try:
-        return eval(annotation, names)
-    except Exception:  # such as a name that is only imported for type checkers
-        return _Parameter.empty
-
-
-def _take(parameters: list[inspect.Parameter]) -> Taken:
+def _take(parameters: list[inspect.Parameter]) -> Parameters:
     named = [p for p in parameters if p.kind not in (_Parameter.VAR_POSITIONAL, _Parameter.VAR_KEYWORD)]
-    return Taken(
+    return Parameters(
         positions=[p.name for p in named if p.kind in _BY_POSITION],
-        keywords={p.name: p for p in named if p.kind in _BY_KEYWORD},
+        keywords={p.name: p for p in named if p.kind is not _Parameter.POSITIONAL_ONLY},
         required=[p.name for p in named if p.default is _Parameter.empty],
         any_position=any(p.kind is _Parameter.VAR_POSITIONAL for p in parameters),
         any_keyword=any(p.kind is _Parameter.VAR_KEYWORD for p in parameters),
@@ -223,10 +216,8 @@ def fits(value: Any, annotation: Any) -> bool:
     """
     if annotation in (None, type(None)):
         return value is None
-    if annotation is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+    if annotation in (int, float):
+        return isinstance(value, (int, annotation)) and not isinstance(value, bool)
     if annotation in (str, bool):
         return isinstance(value, annotation)
     if is_tensor(annotation):
@@ -239,15 +230,11 @@ def fits(value: Any, annotation: Any) -> bool:
     if origin is typing.Literal:
         return any(type(value) is type(one) and value == one for one in inner)
     if origin in SEQUENCES:
-        if not isinstance(value, (list, tuple)):
-            return False
         if origin is tuple and inner and inner[-1] is not Ellipsis:
-            return len(value) == len(inner) and all(map(fits, value, inner))
-        return not inner or all(fits(item, inner[0]) for item in value)
+            return isinstance(value, (list, tuple)) and len(value) == len(inner) and all(map(fits, value, inner))
+        return isinstance(value, (list, tuple)) and all(fits(item, one) for item in value for one in inner[:1])
     if origin in MAPPINGS:
-        if not isinstance(value, Mapping):
-            return False
-        return not inner or all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items())
+        return isinstance(value, Mapping) and all(all(map(fits, pair, inner)) for pair in value.items())
     return True
 
 
@@ -258,11 +245,6 @@ def _tensor_class(value: Any, annotation: Any) -> Any:
     found = next(filter(is_tensor, members), None)
     others = [one for one in members if one is not found]
     return found if found is not None and _is_numbers(value) and not any(fits(value, one) for one in others) else None
-
-
-def to_tensor(value: Any, kind: Any) -> Any:
-    """A tensor of floats with the values of nested lists, or a number. Does not import torch."""
-    return kind(value) if isinstance(value, (list, tuple)) else kind([value]).reshape(())
 
 
 def is_tensor(annotation: Any) -> bool:
@@ -312,19 +294,15 @@ def configurable(init_func: Any = None, *, from_config: Callable[..., dict[str, 
         The decorated function, or the decorator.
 
     Raises:
-        TypeError: the target or ``from_config`` is not as described.
+        TypeError: it decorates something else.
         AttributeError: the class has no ``from_config``.
     """
-    if init_func is not None:
-        if from_config is not None or not inspect.isfunction(init_func) or init_func.__name__ != "__init__":
-            raise TypeError(
-                "write @configurable on the __init__ of a class, or @configurable(from_config=...) on a function"
-            )
-        return _takes_config(init_func)
-    if from_config is None:
-        raise TypeError("@configurable() needs from_config=...; on the __init__ of a class, leave out the parentheses")
-    _check_first_parameter(from_config)
-    return functools.partial(_takes_config, from_config=from_config)
+    is_init = getattr(init_func, "__name__", "") == "__init__"
+    if is_init == (from_config is not None):
+        raise TypeError(
+            "write @configurable on the __init__ of a class, or @configurable(from_config=...) on a function"
+        )
+    return _takes_config(init_func) if is_init else functools.partial(_takes_config, from_config=from_config)
 
 
 def source_of(target: Any) -> Callable[..., dict[str, Any]] | None:
@@ -340,7 +318,9 @@ def source_of(target: Any) -> Callable[..., dict[str, Any]] | None:
         return getattr(target, _MARK, None)
     if not getattr(target.__init__, _MARK, None):
         return None
-    return _class_from_config(target)
+    owner: Any = target
+    from_config: Callable[..., dict[str, Any]] = owner.from_config
+    return from_config
 
 
 def _takes_config(function: Callable[..., Any], from_config: Callable[..., dict[str, Any]] | None = None) -> Any:
@@ -349,7 +329,7 @@ def _takes_config(function: Callable[..., Any], from_config: Callable[..., dict[
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         own, args = (args[:0], args) if from_config else (args[:1], args[1:])
-        source = from_config or _class_from_config(type(own[0]))
+        source = from_config or type(own[0]).from_config
         if _called_with_config(args, kwargs):
             kwargs, args = _explicit_arguments(source, args, kwargs), ()
         return function(*own, *args, **kwargs)
@@ -358,22 +338,6 @@ def _takes_config(function: Callable[..., Any], from_config: Callable[..., dict[
     if from_config is not None:
         wrapped.from_config = from_config  # type: ignore[attr-defined]  # detectron2's users call it
     return wrapped
-
-
-def _class_from_config(cls: type) -> Callable[..., dict[str, Any]]:
-    from_config = getattr(cls, "from_config", None)
-    if from_config is None:
-        raise AttributeError(f"{cls.__name__} is @configurable, so it needs a class method from_config(cls, cfg)")
-    if not inspect.ismethod(from_config):
-        raise TypeError(f"{cls.__name__}.from_config must be a class method")
-    _check_first_parameter(from_config)
-    return from_config
-
-
-def _check_first_parameter(from_config: Callable[..., Any]) -> None:
-    if not callable(from_config) or next(iter(inspect.signature(from_config).parameters), None) != "cfg":
-        name = getattr(from_config, "__qualname__", repr(from_config))
-        raise TypeError(f"{name}: the first parameter of a from_config function is 'cfg'")
 
 
 def _called_with_config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -389,6 +353,4 @@ def _explicit_arguments(
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     passed_on = {name: value for name, value in kwargs.items() if takes_all or name in parameters}
     explicit = from_config(*args, **passed_on)
-    if not isinstance(explicit, dict):
-        raise TypeError(f"{from_config.__qualname__} must return a dict of arguments, not a {type(explicit).__name__}")
     return {**explicit, **{name: value for name, value in kwargs.items() if name not in passed_on}}

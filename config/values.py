@@ -1,4 +1,4 @@
-"""Values of config keys: the types that keys take, text that is parsed, frozen lists, objects in place of names."""
+"""Values of config keys: the types that keys take, text that is parsed, objects in place of names."""
 
 import functools
 import inspect
@@ -8,9 +8,7 @@ from ast import literal_eval
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
-
-from yaml.representer import Representer, SafeRepresenter
+from typing import Any
 
 from .errors import ConfigError, suggest
 
@@ -232,7 +230,7 @@ def clean(value: Any) -> Any:
         return expanded(value)
     if isinstance(value, os.PathLike):
         return expanded(os.fspath(value))
-    if type(value) in (list, tuple, FrozenList):
+    if type(value) in (list, tuple):
         return (tuple if type(value) is tuple else list)(map(clean, value))
     if isinstance(value, Mapping):
         return {str(key) if isinstance(key, str) else key: clean(item) for key, item in value.items()}
@@ -247,74 +245,15 @@ def expanded(value: Any) -> Any:
     return os.path.expanduser(value) if type(value) is str and value.startswith("~/") else value
 
 
-def spell(value: Any) -> str:
-    """Write a value as a Python literal that is one unquoted scalar in YAML, unlike ``repr``.
-
-    Args:
-        value: plain data (see :func:`clean`).
-
-    Returns:
-        Text without ``": "`` and ``" #"``; :func:`literal` gives the same value back.
-    """
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{spell(key)}:{spell(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(spell, value)) + "]"
-    if isinstance(value, tuple):
-        return "(" + ", ".join(map(spell, value)) + ("," if len(value) == 1 else "") + ")"
-    if isinstance(value, str):
-        return repr(value).replace(":", "\\x3a").replace("#", "\\x23")
-    if isinstance(value, float) and math.isinf(value):
-        return "1e999" if value > 0 else "-1e999"  # "inf" is a name, not a literal
-    return repr(value)
+def same(a: Any, b: Any) -> bool:
+    """Whether two values of plain types are equal. Lists and tuples of the same values are: files hold lists only."""
+    return _as_lists(a) == _as_lists(b)
 
 
-# ---------------------------------------------------------------------- lists of a frozen config
-
-
-class FrozenList(list[Any]):
-    """A list that refuses changes. Copies of any kind, slices and pickled ones are plain lists.
-
-    Args:
-        values: the elements; lists among them are frozen, too.
-        key: the config key that holds the list, for messages.
-    """
-
-    __slots__ = ("_key",)
-
-    def __init__(self, values: list[Any], key: str) -> None:
-        super().__init__(frozen(value, key) for value in values)
-        self._key = key
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise AttributeError(
-            f"the list {self._key} cannot be changed: the config is frozen. Copy it, list(cfg.{self._key}), or "
-            "defrost() the config first"
-        )
-
-    append = extend = insert = pop = remove = clear = sort = reverse = _refuse
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
-
-    def __reduce_ex__(self, protocol: Any) -> Any:  # for copy, deepcopy and pickle
-        return list, (thawed(self),)
-
-
-def frozen(value: Any, key: str) -> Any:
-    """Return a list as a :class:`FrozenList`, and any other value as it is. Lists in a tuple are frozen, too."""
-    if type(value) is tuple:
-        return tuple(frozen(item, key) for item in value)
-    return FrozenList(value, key) if type(value) is list else value
-
-
-def thawed(value: Any) -> Any:
-    """Return a frozen list as a plain list; the inverse of :func:`frozen`."""
-    if type(value) is tuple:
-        return tuple(map(thawed, value))
-    return [thawed(item) for item in value] if type(value) is FrozenList else value
-
-
-for _representer in (SafeRepresenter, Representer):
-    _representer.add_representer(FrozenList, _representer.represent_list)
+def _as_lists(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return list(map(_as_lists, value))
+    return {key: _as_lists(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 # ---------------------------------------------------------------------- objects
@@ -365,22 +304,6 @@ def kind_of(target: Any) -> Any:
     """Return the class of a component that a config holds itself; any other target of a registry as it is."""
     name = getattr(target, "__self__", None)
     return type(name.value) if isinstance(name, ObjectName) else target
-
-
-def without_objects(cfg: Any) -> Any:
-    """Return a copy of a :class:`~hookline.config.CfgNode` with the texts of objects in place of the objects."""
-    copied = cfg.clone()
-    for node in copied.walk():
-        dict.update(node, {key: _text_only(value) for key, value in node.items()})  # also in a frozen config
-    return copied
-
-
-def _text_only(value: Any) -> Any:
-    if type(value) is dict:
-        return {key: _text_only(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return (tuple if isinstance(value, tuple) else list)(map(_text_only, value))
-    return str(value) if isinstance(value, ObjectName) else value
 
 
 def is_object_text(name: str) -> bool:

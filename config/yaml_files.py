@@ -1,20 +1,25 @@
-"""Read and write YAML: safe, without duplicate keys, with numbers such as 1e-05."""
+"""Read and write YAML: safe, without duplicate keys, with numbers such as 1e-05; and merge values into a config.
 
+All problems of a merge are reported together; the config is then unchanged.
+"""
+
+import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import IO, Any
 
 import yaml
 
-from .errors import ConfigError, suggest, suggest_file
-from .values import ObjectName, Plain, literal, spell
+from .errors import ConfigError, UnknownKeyError, suggest, suggest_file
+from .registry import args_key
+from .values import MISSING, ObjectName, Plain, coerce, literal
+
+logger = logging.getLogger(__name__)
 
 BASE_KEY = "_BASE_"
-
-# Folders of the config files that this process has read.
-folders: set[str] = set()
 
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 _TIMESTAMP_TAG = "tag:yaml.org,2002:timestamp"
@@ -28,9 +33,8 @@ _RESOLVERS = {
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
-# Limits far above any real config.
+# A limit far above any real config.
 _MAX_BYTES = 2**20
-_MAX_FILES = 100
 
 
 class _Loader(yaml.SafeLoader):
@@ -57,18 +61,8 @@ class _Loader(yaml.SafeLoader):
     def construct_text(self, node: yaml.ScalarNode) -> str:
         return str(node.value) if node.style else Plain(node.value)
 
-    def refuse(self, node: yaml.Node) -> None:
-        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
-        raise yaml.constructor.ConstructorError(
-            None,
-            None,
-            f"the tag '{tag}' is not allowed: the values of a config are plain data",
-            node.start_mark,
-        )
-
 
 _Loader.add_constructor(_STR_TAG, _Loader.construct_text)
-_Loader.add_constructor(None, _Loader.refuse)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -82,13 +76,9 @@ class _Dumper(yaml.SafeDumper):
         is_literal = not isinstance(literal(data), str) or literal(data) != data
         return self.represent_scalar(_STR_TAG, data, style="'" if is_literal else None)
 
-    def represent_literal(self, data: tuple[Any, ...]) -> yaml.ScalarNode:
-        return self.represent_scalar(_STR_TAG, spell(data))
-
 
 _Dumper.add_representer(str, _Dumper.represent_text)
 _Dumper.add_representer(ObjectName, _Dumper.represent_text)
-_Dumper.add_representer(tuple, _Dumper.represent_literal)
 for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver(_FLOAT_TAG, _EXPONENT, list("-+.0123456789"))
 
@@ -131,20 +121,14 @@ def dump_text(data: Mapping[str, Any], **kwargs: Any) -> str:
     """Write plain data as YAML that :func:`load_text` reads back.
 
     Args:
-        data: nested dicts. A tuple becomes an unquoted scalar, ``(1, 2)``, and is read as a tuple.
-        kwargs: options of ``yaml.dump``. In flow style, tuples are quoted and become strings.
+        data: nested dicts. Tuples become lists.
+        kwargs: options of ``yaml.dump``.
 
     Returns:
         The YAML text.
     """
     options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": float("inf")}
     return yaml.dump(data, Dumper=_Dumper, **{**options, **kwargs})
-
-
-def refuse_python(filename: str) -> None:
-    """Raise ConfigError for a Python file."""
-    if filename.lower().endswith((".py", ".pyc")):
-        raise ConfigError(f"{filename}: configs are YAML; a Python file is not executed")
 
 
 def load_layers(
@@ -170,11 +154,10 @@ def load_layers(
     if not _URI.match(name):
         name = os.path.expanduser(name)
         name = name if chain else find_config(name)
-    refuse_python(name)
+    if name.lower().endswith((".py", ".pyc")):
+        raise ConfigError(f"{name}: configs are YAML; a Python file is not executed")
     if _identity(name) in map(_identity, chain):
         raise ConfigError(f"{BASE_KEY} forms a circle: {' -> '.join((*chain, name))}")
-    if len(chain) > _MAX_FILES:
-        raise ConfigError(f"{name}: {BASE_KEY} leads to more than {_MAX_FILES} files; merge some of them into one")
     try:
         with opener(name) as file:
             text = file.read(_MAX_BYTES + 1)
@@ -183,12 +166,9 @@ def load_layers(
         origin = f" ({BASE_KEY} of {chain[-1]})" if chain else ""
         missing = isinstance(error, FileNotFoundError) and not _URI.match(name)
         near = suggest_file(name) or suggest(name, example_names()) if missing else ""
-        if isinstance(error, IsADirectoryError) and os.path.exists(os.path.join(name, "config.yaml")):
-            near = f"; did you mean '{os.path.join(name, 'config.yaml')}'?"
         raise ConfigError(f"{name}: cannot read this config file: {reason}{origin}{near}") from error
     if len(text) > _MAX_BYTES:
         raise ConfigError(f"{name}: larger than {_MAX_BYTES >> 20} MB, the limit for config files")
-    folders.add(os.path.dirname(name))
     mapping = load_text(text, name)
     named = mapping.pop(BASE_KEY, [])
     bases = named if isinstance(named, list) else [named]
@@ -239,3 +219,168 @@ def example_names() -> list[str]:
 def _examples() -> str:
     spec = find_spec("hookline.configs")
     return next(iter(spec.submodule_search_locations or ()), "") if spec else ""
+
+
+# ---------------------------------------------------------------------- merging
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_][^\s=]*=")
+
+
+class Merge:
+    """Merges values into a tree, and collects the problems. See :func:`merging`.
+
+    A new name of a component (see :mod:`~hookline.config.components`) clears its arguments. Names are therefore merged
+    first within one mapping or list.
+
+    Args:
+        root: a :class:`~hookline.config.CfgNode`; full keys are relative to it.
+        source: where the values come from, the prefix of messages. May change during the merge.
+    """
+
+    def __init__(self, root: Any, source: str = "") -> None:
+        self.source = source
+        self.problems: list[ConfigError] = []
+        self._root = root
+
+    def mapping(self, node: Any, values: Mapping[Any, Any], path: tuple[str, ...] = ()) -> None:
+        """Merge nested keys and values into a node of the tree; ``path`` are the parts of its full key."""
+        for key in sorted(values, key=_names_first):
+            self._item(node, key, values[key], path)
+
+    def overrides(self, pairs: Iterable[tuple[str, Any]]) -> None:
+        """Merge pairs of full key and value, in order, names of components first."""
+        for full_key, value in sorted(pairs, key=lambda pair: _names_first(pair[0].rpartition(".")[2])):
+            first, *rest = full_key.split(".")
+            if "" in (first, *rest):
+                self._fail(f"'{full_key}' is not a key")
+                continue
+            for name in reversed(rest):
+                value = {name: value}
+            self._item(self._root, first, value, ())
+
+    def _item(self, node: Any, key: Any, value: Any, path: tuple[str, ...]) -> None:
+        full_key = ".".join((*path, str(key)))
+        if not isinstance(key, str):
+            return self._fail(f"the key {full_key} is not a string; quote it")
+        if key == BASE_KEY:
+            return self._fail(f"{full_key} can only stand at the top of a file", UnknownKeyError)
+        if not node.has(key):
+            if self._is_outdated(full_key):
+                return None
+            if not node.is_new_allowed():
+                return self._unknown(full_key, value)
+        section, is_free = _as_section(value), node.takes_anything(key)
+        if section is not None and node.is_section(key):
+            return self.mapping(node[key], section, (*path, key))
+        if node.is_frozen():
+            raise AttributeError(f"{full_key} cannot be merged: the config is frozen (defrost() it, or clone it first)")
+        if section is not None and is_free:
+            node.put(key, type(node)(new_allowed=True))
+            return self.mapping(node[key], section, (*path, key))
+        is_name = isinstance(value, str) and node.takes_name(key)
+        if node.is_section(key) and not is_name and not is_free:
+            if value is None:
+                where = f"{self.source}: " if self.source else ""
+                return logger.warning("%sthe section %s is empty, so it changes nothing", where, full_key)
+            hint = f"; set {full_key}.NAME" if node[key].has("NAME") else ""
+            kind = "str" if isinstance(value, str) else type(value).__name__
+            return self._fail(f"{full_key}: expected a mapping of keys, got {value!r} ({kind}){hint}")
+        expected = object if is_free else str if is_name else type(node.get(key))
+        try:
+            value = coerce(value, node.declared(key), expected)
+        except ConfigError as error:
+            return self._fail(f"{full_key}: {error}")
+        arguments = args_key(key)
+        is_other = arguments and key in node and value != node[key]
+        if is_other and node.is_section(arguments) and node[arguments].is_new_allowed():
+            node[arguments].clear()
+        node.put(key, value)
+
+    def _unknown(self, full_key: str, value: Any) -> None:
+        if isinstance(value, Mapping) and len(value) == 1:  # name the whole key of an override
+            ((name, below),) = value.items()
+            if not self._is_outdated(f"{full_key}.{name}"):
+                self._unknown(f"{full_key}.{name}", below)
+            return
+        known = self._root.full_keys()
+        section, _, last = full_key.rpartition(".")
+        ends = [key for key in known if section and key.startswith(f"{section}.") and key.endswith(f"_{last}")]
+        hint = f"; did you mean '{ends[0]}'?" if len(ends) == 1 else suggest(full_key, known)  # LR means BASE_LR
+        if full_key in known:
+            hint = "; write it nested, one section in the other"
+        self._fail(f"unknown key '{full_key}'{hint}", UnknownKeyError)
+
+    def _is_outdated(self, full_key: str) -> bool:
+        """Whether a key is renamed (an error) or deprecated (a warning)."""
+        state = vars(self._root)
+        if new := state[self._root.RENAMED_KEYS].get(full_key):
+            name, note = new if isinstance(new, tuple) else (new, "")
+            self._fail(f"{full_key} was renamed to {name}" + (f": {note}" if note else ""), UnknownKeyError)
+        elif full_key in state[self._root.DEPRECATED_KEYS]:
+            logger.warning("The config key %s is deprecated: it is ignored.", full_key)
+        else:
+            return False
+        return True
+
+    def _fail(self, problem: str, kind: type[ConfigError] = ConfigError) -> None:
+        self.problems.append(kind(f"{self.source}: {problem}" if self.source else problem))
+
+
+@contextmanager
+def merging(root: Any, source: str = "") -> Iterator[Merge]:
+    """Merge into a tree, all or nothing.
+
+    At the end of the block, all problems are raised together. After any error, the tree is as it was.
+    """
+    before = [(node, dict(node), node.declarations.copy()) for node in root.walk()]
+    merge = Merge(root, source)
+    try:
+        yield merge
+        if len(merge.problems) == 1:
+            raise merge.problems[0]
+        if merge.problems:
+            all_unknown = all(isinstance(problem, UnknownKeyError) for problem in merge.problems)
+            raise (UnknownKeyError if all_unknown else ConfigError)("\n".join(map(str, merge.problems)))
+    except BaseException:
+        for node, items, declarations in before:
+            dict.clear(node)
+            dict.update(node, items)
+            node.declarations.clear()
+            node.declarations.update(declarations)
+        raise
+
+
+def pairs_of(overrides: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Split a list of overrides into pairs.
+
+    Args:
+        overrides: ``KEY, VALUE, ...`` or ``"KEY=VALUE"``, mixed.
+
+    Returns:
+        Pairs of full key and value.
+
+    Raises:
+        ConfigError: a key is not a string, or the last one has no value.
+    """
+    pairs: list[tuple[str, Any]] = []
+    tokens = iter(overrides)
+    for token in tokens:
+        if not isinstance(token, str):
+            raise ConfigError(f"command line: expected a key, got {token!r}; give pairs KEY VALUE, or KEY=VALUE")
+        key, value = token.split("=", 1) if _ASSIGNMENT.match(token) else (token, next(tokens, MISSING))
+        if value is MISSING:
+            raise ConfigError(f"command line: '{key}' at the end has no value; give pairs KEY VALUE, or KEY=VALUE")
+        pairs.append((key, Plain(value) if isinstance(value, str) else value))
+    return pairs
+
+
+def _names_first(key: Any) -> bool:
+    return not (isinstance(key, str) and args_key(key))
+
+
+def _as_section(value: Any) -> Mapping[str, Any] | None:
+    """The value as a mapping with string keys, or None. Text such as ``{a: 1}`` is parsed."""
+    if type(value) is Plain and value.startswith("{"):
+        value = literal(value)
+    is_section = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+    return value if is_section else None

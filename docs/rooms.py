@@ -1,4 +1,4 @@
-"""Reads the imports of config/, hooks/ and engine/, for tests/test_architecture.py and the site.
+"""Reads the imports of config/, hooks/ and engine/, for tests/test_architecture.py.
 
 A room is a folder. The files at the root of ``hooks/`` and ``engine/`` are rooms of their own.
 """
@@ -79,14 +79,3 @@ def _reach(arrows: dict[str, set[str]], start: str) -> set[str]:
             seen.add(target)
             waiting.append(target)
     return seen
-
-
-def table() -> str:
-    """Return the rooms and what they import from, without ``config`` and what follows from others, as Markdown."""
-    arrows = {name: {t for t in targets if t not in LAYERS} for name, targets in room_arrows().items()}
-    lines = ["| room | imports from |", "|---|---|"]
-    for name in sorted(arrows.keys() - set(LAYERS)):
-        implied = {far for target in arrows[name] for far in _reach(arrows, target)}
-        if direct := sorted(arrows[name] - implied):
-            lines.append(f"| `{name}` | {', '.join(f'`{target}`' for target in direct)} |")
-    return "\n".join([*lines, ""])

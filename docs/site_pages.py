@@ -13,7 +13,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import rooms
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
@@ -68,12 +67,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links between files of the repository into links between pages, and add the table of imports."""
+    """Turn links between files of the repository into links between pages."""
     here = page.file.src_uri
     if here.startswith(("source/", "reference/")):
         return markdown
-    if here == "architecture.md":
-        markdown = markdown.replace("<!-- table of imports -->\n", rooms.table())
 
     def link(match: re.Match) -> str:
         return posixpath.relpath(page_of(repository_path(here, match[1])), posixpath.dirname(here) or ".")

@@ -5,14 +5,18 @@ What a usual run does not need is imported when it is used.
 
 from typing import TYPE_CHECKING
 
+from ..command_line import without_collecting
+
+with without_collecting():  # before the other imports, which import torch too
+    import torch  # noqa: F401
+
 from .. import hooks
 from ..config.rare_names import imported_when_used
 from .defaults import DefaultTrainer
 from .launch import DEFAULT_TIMEOUT, launch  # not later: the module has the name of the function
 from .setup.check import check_config
 from .setup.logger import setup_logger
-from .setup.seeding import choose_seed, seed_all_rng
-from .setup.start import begin_run, default_setup
+from .setup.start import begin_run, choose_seed, default_setup, seed_all_rng
 from .simple_trainer import SimpleTrainer
 from .train_loop import TrainerBase, TrainResult
 
@@ -23,10 +27,10 @@ if TYPE_CHECKING:
     from .compat.functions import create_ddp_model, default_writers
     from .export.export import export_weights
     from .export.predictor import DefaultPredictor
+    from .launch import config_errors_exit
     from .parallel.fsdp import FSDP2
     from .parallel.mesh import Mesh
     from .program.run import run
-    from .setup.options import config_errors_exit
     from .trainer import Trainer
 
 __all__ = [
@@ -66,7 +70,7 @@ __getattr__ = imported_when_used(
         "DefaultPredictor": ".export.predictor",
         "Mesh": ".parallel.mesh",
         "Trainer": ".trainer",
-        "config_errors_exit": ".setup.options",
+        "config_errors_exit": ".launch",
         "create_ddp_model": ".compat.functions",
         "default_argument_parser": "..command_line",
         "default_writers": ".compat.functions",

@@ -36,6 +36,7 @@ __all__ = [
     "is_first_of_data_rank",
     "is_main_process",
     "main_process_first",
+    "missing_ranks",
     "new_group",
     "object_group",
     "on_main_process",
@@ -182,14 +183,7 @@ def get_local_process_group() -> "dist.ProcessGroup | None":
 @functools.lru_cache(maxsize=1)
 def _local_group(world: Any, size: int) -> "dist.ProcessGroup | None":
     # world is part of the cache key: a new default group gets new local groups.
-    if size < 1 or get_world_size() % size:
-        raise ValueError(f"{get_world_size()} ranks cannot be divided into machines with {size} each")
-    mine = None
-    for first in range(0, dist.get_world_size(), size):
-        group = new_group(list(range(first, first + size)))
-        if first <= dist.get_rank() < first + size:
-            mine = group
-    return mine
+    return dist.new_subgroups(size, timeout=timeout())[0]
 
 
 def object_group() -> "dist.ProcessGroup | None":
@@ -253,25 +247,45 @@ def barrier(name: str, timeout: float | None = None) -> None:
     turns = _turns(dist.group.WORLD)
     turns[name] += 1
     turn = turns[name]
-    place = f"hookline/barrier/{name}/{turn}"
-    store.add(place, 1)
-    store.set(f"{place}/{get_rank()}", "here")
-    # store.wait() would block the connection for other threads. Asking for one number, instead of all ranks' keys,
-    # costs the store the same for each of many ranks.
-    end, pause = time.monotonic() + seconds, 0.001
-    while store.add(place, 0) < world_size:
-        if time.monotonic() > end:
-            missing = [str(rank) for rank in range(world_size) if not store.check([f"{place}/{rank}"])]
-            raise BarrierTimeoutError(
-                f"barrier {name!r}: rank(s) {', '.join(missing)} did not come within {seconds:g} s "
-                f"(rank {get_rank()} waited)"
-            )
-        time.sleep(pause)
-        pause = min(2 * pause, 0.05)
+    if missing := missing_ranks(store, f"hookline/barrier/{name}/{turn}", get_rank(), world_size, seconds):
+        raise BarrierTimeoutError(
+            f"barrier {name!r}: rank(s) {', '.join(missing)} did not come within {seconds:g} s "
+            f"(rank {get_rank()} waited)"
+        )
     if is_main_process() and turn > 1:  # all ranks are here, so none waits at the previous turn
         before = f"hookline/barrier/{name}/{turn - 1}"
         for key in (before, *(f"{before}/{rank}" for rank in range(world_size))):
             store.delete_key(key)
+
+
+def missing_ranks(
+    store: "dist.Store",
+    place: str,
+    rank: int,
+    size: int,
+    seconds: float,
+    given_up: Callable[[], bool] = lambda: False,
+) -> list[str]:
+    """Wait until all processes are at a place, a key of the store; return the ranks that did not come in time.
+
+    Args:
+        store: the store.
+        place: the key.
+        rank, size: of this process.
+        seconds: how long to wait.
+        given_up: ends the waiting when it returns true.
+    """
+    store.add(place, 1)
+    store.set(f"{place}/{rank}", "here")
+    # store.wait() would block the connection for other threads. Asking for one number, instead of all ranks' keys,
+    # costs the store the same for each of many ranks.
+    end, pause = time.monotonic() + seconds, 0.001
+    while store.add(place, 0) < size:
+        if given_up() or time.monotonic() > end:
+            return [str(one) for one in range(size) if not store.check([f"{place}/{one}"])]
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+    return []
 
 
 @contextmanager
@@ -316,11 +330,8 @@ def gather(data: Any, dst: int = 0, group: "dist.ProcessGroup | None" = None) ->
     if get_world_size() == 1:
         return [data]
     group = group or object_group()
-    if dist.get_rank() != dst:
-        dist.gather_object(data, None, dst=dst, group=group)
-        return []
-    out: list[Any] = [None] * dist.get_world_size(group)
-    dist.gather_object(data, out, dst=dst, group=group)
+    out: list[Any] = [None] * dist.get_world_size(group) if dist.get_rank() == dst else []
+    dist.gather_object(data, out or None, dst=dst, group=group)
     return out
 
 

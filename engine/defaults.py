@@ -1,12 +1,11 @@
 """``DefaultTrainer``: from a config to a run."""
 
 import logging
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,79 +13,39 @@ from torch import nn
 from .. import hooks
 from ..config import CfgNode, Config, ConfigError, Duration
 from ..config.rare_names import imported_when_used
-from ..hooks.checkpoints.periodic import adapt
-from ..hooks.common.rng import capture_rng, gpus_of
-from ..hooks.event_storage import scratch_storage
-from ..hooks.history_buffer import MeanWindow
+from ..hooks.checkpoints.periodic import checked
+from ..hooks.common import capture_rng
+from ..hooks.control.interruption import INTERRUPTED_BY, is_session
+from ..hooks.writers.periodic import smoothing_window
 from . import comm
 from .checkpoint import checkpointer_for, unwrap_model
 from .compat.ported_trainer import InnerTrainer, support
-from .data import build_test_loader, build_train_loader, check_same_length
-from .data.build import NoTrainData
-from .evaluation import DatasetEvaluator, build_evaluator, evaluation_context, verify_results
-from .evaluation.build import training_metrics
-from .evaluation.testing import evaluate_sets, evaluate_test_sets, own_periods, sanity_check_batches, trial
+from .data.build import NoTrainData, build_test_loader, build_train_loader, check_same_length
+from .evaluation import DatasetEvaluator, build_evaluator, evaluation_context, testing, verify_results
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from .parallel.base import build_strategy, build_wrapped
 from .ranks.agreement import StopRequest
-from .ranks.environment import note_training
-from .resume.changes import (
-    apply_changes,
-    check_changes,
-    check_changes_by_hand,
-    check_has_last_weights,
-    continue_without_state,
-    hyperparameters,
-    load_optimizer,
-    previous_end,
-    previous_result,
-    rates_of,
-    run_record,
-)
-from .resume.lengths import (
-    apply_max_iter,
-    epoch_offset,
-    loader_length,
-    rebuild_schedule,
-    resolve_lengths,
-    scale_config,
-)
+from .resume import changes, lengths
+from .setup import start
 from .setup.check import HOOK_SLOT, WRITER_SLOT, best_metric, overridden_builders
-from .setup.options import check_resumes, exit_after_signal
-from .setup.report import draw_at_end, log_end, log_start, name_replay, replay_command
-from .setup.seeding import seed_all_rng, set_seed
-from .setup.start import RunStart, begin_inference, default_setup, prepared_start, take_start
+from .setup.report import log_end, log_start, name_replay, replay_command
+from .setup.start import default_setup
 from .simple_trainer import SimpleTrainer
 from .solver import SchedulerList, build_grad_clipper, build_lr_scheduler, build_optimizer
 from .solver.build import optimizer_or_problem
 from .solver.schedules import scheduler_hooks
-from .solver.several import one_or_several
+from .solver.several import combined
 from .train_loop import TrainResult
 
-if TYPE_CHECKING:  # detectron2 has these names here
-    from ..command_line import default_argument_parser
-    from .compat.functions import create_ddp_model, default_writers
-    from .export.predictor import DefaultPredictor
-
-__all__ = [
-    "DefaultPredictor",
-    "DefaultTrainer",
-    "create_ddp_model",
-    "default_argument_parser",
-    "default_setup",
-    "default_writers",
-    "resolve_lengths",
-]
-
-__getattr__ = imported_when_used(
-    __name__,
-    {
-        "DefaultPredictor": ".export.predictor",
-        "create_ddp_model": ".compat.functions",
-        "default_argument_parser": "..command_line",
-        "default_writers": ".compat.functions",
-    },
-)
+# detectron2 has these names in this module.
+_ELSEWHERE = {
+    "DefaultPredictor": ".export.predictor",
+    "create_ddp_model": ".compat.functions",
+    "default_argument_parser": "..command_line",
+    "default_writers": ".compat.functions",
+}
+__all__ = ["DefaultTrainer", "default_setup", *_ELSEWHERE]
+__getattr__ = imported_when_used(__name__, _ELSEWHERE)
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +60,7 @@ class DefaultTrainer(SimpleTrainer):
         cfg: the full config.
 
     Attributes:
-        cfg: the config, with lengths in iterations.
+        cfg: the config, with lengths in iterations; ``given``: with lengths as they were given.
         scheduler: the learning-rate scheduler.
         checkpointer: saves and loads model and trainer.
 
@@ -117,33 +76,32 @@ class DefaultTrainer(SimpleTrainer):
     # What a subclass that skips __init__ has not set.
     _record: dict[str, Any] = {}  # what a checkpoint says of the config; empty if the config does not decide
     _epoch_offset = 0  # see epoch_offset()
-    _start: RunStart | None = None
+    _start: start.RunStart | None = None
     _watched: Callable[[], CfgNode | None] = staticmethod(lambda: None)  # the config that the trainer was made with
     _saved_run: Mapping[str, Any] = {}  # the "run" entry of the loaded checkpoint
     _resume: bool | None = None
     _last_eval_results: Mapping[str, Any] = {}
     _result: TrainResult | None = None  # of the last train()
-    _rng_after_train: dict[str, Any] | None = None
-    _texts_after_train: Sequence[str] = ()  # see _texts()
-    _rates: Sequence[float] = ()  # learning rates as built, or after the last train()
+    _left: changes.LeftByTrain | None = None  # what the constructor, a resume or the last train() has left
     _length_key = "SOLVER.MAX_ITER"  # where users set the length of a run
     _trainer = InnerTrainer()
+    replay_command = replay_command
 
     def __init__(self, cfg: CfgNode) -> None:
         self._watched = weakref.ref(cfg)
-        cfg, self._start = prepared_start(cfg, overridden_builders(type(self), DefaultTrainer))
+        cfg, self._start = start.prepared_start(cfg, overridden_builders(type(self), DefaultTrainer))
         device, strategy = resolve_device(cfg.MODEL.DEVICE), build_strategy(cfg)
         comm.set_data_ranks(strategy.data_rank, strategy.data_size)
         if strategy.data_size < comm.get_world_size():  # ranks that share a batch need equal random numbers
-            seed_all_rng((cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()) + strategy.data_rank)
+            start.seed_all_rng((cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()) + strategy.data_rank)
         self.given = cfg = self.auto_scale_workers(cfg, strategy.data_size)
         model = build_wrapped(partial(self.build_model, cfg), strategy, device)
         optimizer, problem = optimizer_or_problem(partial(self.build_optimizer, cfg, unwrap_model(model)))
         data_loader = check_same_length(self.build_train_loader(cfg), "DATASETS.TRAIN")
         if problem and not isinstance(data_loader, NoTrainData):
             raise ConfigError(problem)
-        iters_per_epoch = cfg.DATALOADER.ITERS_PER_EPOCH or loader_length(data_loader)
-        cfg = resolve_lengths(cfg, iters_per_epoch)
+        iters_per_epoch = cfg.DATALOADER.ITERS_PER_EPOCH or lengths.loader_length(data_loader)
+        cfg = lengths.resolve_lengths(cfg, iters_per_epoch)
         self.cfg: Config = cfg
         super().__init__(
             model,
@@ -163,12 +121,15 @@ class DefaultTrainer(SimpleTrainer):
             compile_step=dict(cfg.SOLVER.COMPILE_STEP_ARGS) if cfg.SOLVER.COMPILE_STEP else False,
             cuda_graph=cfg.SOLVER.CUDA_GRAPH,
         )
-        self.scheduler = one_or_several(self.build_lr_scheduler(cfg, self.optimizer), SchedulerList)
-        self._record = {"config": cfg.dump(), "built": hyperparameters(self.optimizer)}
-        self._rates = rates_of(self.optimizer)
+        # It sets the rate of the first step, and the hook LRScheduler those of the others.
+        self.scheduler = combined(self.build_lr_scheduler(cfg, self.optimizer), SchedulerList)
+        self._record = {"config": cfg.dump(), "built": changes.hyperparameters(self.optimizer)}
+        self._left = changes.LeftByTrain(self)
+        left_out = {"optimizer": self.optimizer, "base": cfg.MODEL.WEIGHTS} if cfg.CHECKPOINT.TRAINABLE_ONLY else {}
         self.checkpointer = checkpointer_for(
             model,
             "" if cfg.FAST_DEV_RUN else cfg.OUTPUT_DIR,
+            **left_out,
             asynchronous=cfg.CHECKPOINT.ASYNC,
             on_error=cfg.CHECKPOINT.ON_ERROR,
             trainer=weakref.proxy(self),  # weak, since the trainer holds the checkpointer
@@ -185,60 +146,34 @@ class DefaultTrainer(SimpleTrainer):
     def resume_or_load(self, resume: bool = True) -> None:
         """Load the last checkpoint in OUTPUT_DIR if ``resume`` is True and there is one; otherwise MODEL.WEIGHTS.
 
-        A resumed run continues exactly: model, optimizer, schedule, hooks, data and random numbers are restored.
+        A resumed run continues exactly: model, optimizer, schedule, hooks, metrics, data, random numbers are restored.
 
         Raises:
             ConfigError: the file does not exist or is damaged, or the checkpoint does not fit the config.
         """
         self._saved_run = {}
-        self._set_resume(resume)
-        model, checkpointer = self.cfg.MODEL, adapt(self.checkpointer)
+        self._resume = resume
+        if resume:
+            changes.use_saved_seed(self)
+        model, checkpointer = self.cfg.MODEL, checked(self.checkpointer)
         content = checkpointer.resume_or_load(
             model.WEIGHTS, resume=resume, strict=model.WEIGHTS_STRICT, weights_from=model.WEIGHTS_FROM
         )
         if checkpointer.resumed_from:
             if not self._has_state:
-                self.iter = self._finished = continue_without_state(content)
+                self.iter = self.finished_iter = changes.continue_without_state(content)
             self.start_iter = self.finished_iter + 1
             if self._saved_run:
-                self._apply_changes(self._saved_run)
-            self._rates = rates_of(self.optimizer)
+                changes.apply_changes(self, self._saved_run)
+            self._left = changes.LeftByTrain(self)
             self.emit("after_load", checkpointer.resumed_from)
             if self.start_iter > self.max_iter:
                 key, last = self._length_key, self.max_iter
                 logger.warning("Nothing to train: %s is %d, the checkpoint is of iteration %d", key, last, self.iter)
         elif model.WEIGHTS_OPTIMIZER:
-            load_optimizer(self.optimizer, self.model, checkpointer.fetch(model.WEIGHTS))
+            changes.load_optimizer(self.optimizer, self.model, checkpointer.fetch(model.WEIGHTS))
         if resume and not checkpointer.resumed_from:
             logger.info("No checkpoint to resume in %s: starting from the beginning", self.cfg.OUTPUT_DIR)
-
-    def _set_resume(self, resume: bool) -> None:
-        """Record whether the run resumes. If the seed was drawn before that was known, use the saved run's."""
-        self._resume = resume
-        seed = self._start.take_saved_seed() if resume and self._start is not None else -1
-        if seed >= 0:
-            cfg, self.given = self.cfg.clone(), self.given.clone()
-            set_seed(cfg, seed)
-            set_seed(self.given, seed)
-            self._set_config(cfg)
-            self.reset_data_loader(lambda: self.build_train_loader(self.cfg))
-
-    def _set_config(self, cfg: CfgNode) -> None:
-        self.cfg = cfg
-        self._record["config"] = cfg.dump()
-
-    def _apply_changes(self, saved: Mapping[str, Any]) -> None:
-        """Apply the config where it differs from the checkpoint's."""
-        position = self.epoch, self._batches.position, self.iters_per_epoch
-        self._epoch_offset = epoch_offset(saved.get("epochs", {}), self.start_iter, *position)
-        if self._epoch_offset:  # lengths in epochs are other numbers of iterations now
-            cfg = resolve_lengths(self.given, self.iters_per_epoch, self._epoch_offset)
-            self.max_iter = cfg.SOLVER.MAX_ITER
-            for hook in self.find_hooks(hooks.PeriodicWriter):
-                hook.set_max_iter(self.max_iter)
-            rebuild_schedule(self, cfg)
-            self._set_config(cfg)
-        apply_changes(self, saved)
 
     def train(self) -> TrainResult:  # type: ignore[override]
         """Train from ``start_iter`` to ``max_iter``, and check TEST.EXPECTED_RESULTS.
@@ -255,99 +190,68 @@ class DefaultTrainer(SimpleTrainer):
                 (CHECKPOINT.LOAD_BEST_AT_END), with which training cannot continue.
             SystemExit: an expected result was missed; or a signal (Ctrl-C) ended a run outside of a session.
         """
-        end = previous_end(self)
+        end = changes.previous_end(self)
         ended = end is not None and end["complete"]
         with self._in_output_dir(trains=not ended):
-            self._result = result = previous_result(self, end) if end is not None and ended else self._train_on(end)
+            if end is not None and ended:
+                result = changes.previous_result(self, end)
+            else:
+                changes.continue_training(self)
+                log_start(self)
+                stop = None if end is None or end["reason"] == "completed" else StopRequest(end["reason"])
+                result = self._train(self.start_iter, self.max_iter, stop)
+                changes.evaluate_best(self, result)
+            self._result = result
             log_end(self, result)
             if self._last_eval_results and result.reason == "completed":  # the same on all ranks
                 verify_results(self.cfg, self._last_eval_results)
-        exit_after_signal(result)
+        if result.exit_code and result.reason.startswith(INTERRUPTED_BY) and not is_session():
+            raise SystemExit(result.exit_code)  # as the signal would have done; a session goes on
         return result
-
-    def _train_on(self, end: Mapping[str, Any] | None) -> TrainResult:
-        """Train; with ``end`` (see :func:`previous_end`), only repeat the work after the last step."""
-        check_has_last_weights(self)
-        if self._rng_after_train is not None:  # a second train(), which acts as a resume from the last checkpoint
-            self.start_iter = self.finished_iter + 1
-            self._random_state.pending = self._rng_after_train
-        if self._record and self.max_iter != self.cfg.SOLVER.MAX_ITER:
-            apply_max_iter(self)
-        length = self.iters_per_epoch
-        epochs = f" ({(self.max_iter - self._epoch_offset) / length:.4g} epochs)" if length else ""
-        log_start(self, f"{self.max_iter} iterations{epochs}", first=self._result is None)
-        stop = None
-        if end is not None and end["reason"] != "completed":
-            stop = StopRequest(end["reason"])
-        note_training(self.cfg.OUTPUT_DIR)
-        begin = time.monotonic()
-        result = self._train(self.start_iter, self.max_iter, stop)
-        if not result.exit_code:  # else the process should end soon
-            draw_at_end(self.cfg, time.monotonic() - begin)
-        self._evaluate_best(result)
-        return result
-
-    def _evaluate_best(self, result: TrainResult) -> None:
-        for hook in self.find_hooks(hooks.BestCheckpointer):
-            if hook.loaded_iter not in (None, result.iteration):  # the last evaluation was of other weights
-                logger.info("Evaluating the best weights, of iteration %d", hook.loaded_iter)
-                self._test()
 
     def _in_output_dir(self, trains: bool = True) -> AbstractContextManager[None]:
         if self._start is None:  # a subclass that does not call __init__
-            self._start = take_start(self.cfg)
+            self._start = start.take_start(self.cfg)
         if trains:
-            check_changes_by_hand(self)
-        for check in self.find_hooks(hooks.SanityCheck) if trains else ():
-            check.run()  # before an earlier run is moved away
+            changes.check_changes_by_hand(self)
+            own_test = "test" in overridden_builders(type(self), DefaultTrainer)
+            testing.sanity_check(self, own_test)  # before an earlier run is moved away
         if self._start is None:
             return nullcontext()
         loaded = self._resume is not None or self.start_iter > 0 or bool(getattr(self.checkpointer, "resumed_from", ""))
         if not loaded and self.checkpointer.has_checkpoint():
-            check_resumes(self._start.args)
+            start.check_ignored(self._start.args, "resume")
         return self._start.running(self._resume, trains)
 
     def _first_step_done(self) -> None:
         super()._first_step_done()
-        self._begin_after_step()
-
-    def _begin_after_step(self) -> None:
         if self._start is not None:
             self._start.begin_after_step()
 
-    def _end_run(self, after_train: Callable[[], None]) -> None:
-        if self._error is None:
-            self._attempt(self._begin_after_step)  # no step was trained
+    def _end_run(self) -> None:
+        if self._error is None and self._start is not None:
+            self._attempt(self._start.begin_after_step)  # no step was trained
         try:
-            super()._end_run(after_train)
+            super()._end_run()
         finally:
-            self._rng_after_train, self._texts_after_train = capture_rng(), self._texts()
-            self._rates = rates_of(self.optimizer)
+            self._left = changes.LeftByTrain(self, capture_rng())
 
     def reset_data_loader(self, data_loader_builder: Callable[[], Any]) -> None:
         super().reset_data_loader(data_loader_builder)
-        if self._texts_after_train:  # the loader may be that of a changed config
-            self._texts_after_train = self._texts()
+        if self._left is not None:  # the loader may be that of a changed config
+            self._left.note_configs(self)
 
-    def _texts(self) -> list[str]:
-        """Return the trainer's config and the one it was made with, as YAML."""
-        return [cfg.dump() for cfg in (self.cfg, self._watched()) if cfg is not None] if self._record else []
-
-    def _fail(self, error: BaseException) -> BaseException:
-        if self._error is None and not (self._start is not None and self._start.waits):  # else nothing to replay
-            name_replay(self, error)
-        return super()._fail(error)
-
-    def replay_command(self, iteration: int) -> str:
-        return replay_command(self, iteration)
+    def _fail(self, error: BaseException) -> None:
+        name_replay(self, error)
+        super()._fail(error)
 
     def _length_changed(self) -> None:
         if self._record:
-            apply_max_iter(self)
+            lengths.apply_max_iter(self)
         super()._length_changed()
 
     def _length_of_epoch(self, data_loader: Any) -> int | None:
-        return self.cfg.DATALOADER.ITERS_PER_EPOCH or loader_length(data_loader)
+        return self.cfg.DATALOADER.ITERS_PER_EPOCH or lengths.loader_length(data_loader)
 
     # ------------------------------------------------------------------ parts
     # Their cfg is Any, so that type checkers accept cfg: CfgNode and cfg: Config in a subclass.
@@ -355,9 +259,9 @@ class DefaultTrainer(SimpleTrainer):
     def build_hooks(self) -> list[hooks.HookBase | None]:
         """Build the hooks of a usual run and those of the config's HOOKS, in the order they are called."""
         cfg = self.cfg
-        # First, so that the measured time of a step does not include other hooks.
+        # First, so that a step's measured time includes no other hook. At Ctrl-C SignalHandler requests a stop.
         ret: list[hooks.HookBase | None] = [hooks.IterationTimer(), hooks.SignalHandler()]
-        ret += scheduler_hooks(cfg, self.scheduler)
+        ret += scheduler_hooks(cfg, self.scheduler)  # they set the learning rate after each step
         # All ranks have the same hooks, so that they act at the same step. Only rank 0 writes files.
         max_to_keep = cfg.CHECKPOINT.MAX_TO_KEEP or None
         ret.append(hooks.PeriodicCheckpointer(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD, max_to_keep=max_to_keep))
@@ -368,21 +272,10 @@ class DefaultTrainer(SimpleTrainer):
         if Duration.parse(cfg.SOLVER.TIME_LIMIT):
             ret.append(hooks.TimeLimit(cfg.SOLVER.TIME_LIMIT, since="process"))
         this = weakref.proxy(self)  # weak: a reference cycle would keep loader workers and GPU memory alive
-        for own in (None, *own_periods(cfg)):
-            period = cfg.TEST.EVAL_PERIOD if own is None else own
-            if cfg.TEST.PRECISE_BN.ENABLED:  # before each evaluation
-                model, num_iter = unwrap_model(self.model), cfg.TEST.PRECISE_BN.NUM_ITER
-                ret.append(hooks.PreciseBN(period, model, lambda: this.build_train_loader(this.cfg), num_iter))
-            evaluate = partial(evaluate_sets, this, own)
-            ret.append(hooks.EvalHook(period, evaluate, main=own is None, on_start=cfg.TEST.EVAL_ON_START))
-        if batches := sanity_check_batches(cfg, overridden_builders(type(self), DefaultTrainer)):
-            ret.append(hooks.SanityCheck(batches))
-        elif "strategy" in vars(self) and self.strategy.sizes(comm.get_world_size())[2] > 1:
-            logger.warning(
-                "PARALLEL.ARGS: split layers are not compared with the whole model, which takes a test batch: set "
-                "DATASETS.TEST and TEST.SANITY_CHECK_BATCHES (softmax or a norm over a split width is wrong)"
-            )
-        ret.append(training_metrics(cfg))
+        if cfg.TEST.PRECISE_BN.ENABLED:  # before each evaluation
+            model, num_iter, period = unwrap_model(self.model), cfg.TEST.PRECISE_BN.NUM_ITER, cfg.TEST.EVAL_PERIOD
+            ret.append(hooks.PreciseBN(period, model, lambda: this.build_train_loader(this.cfg), num_iter))
+        ret.append(hooks.EvalHook(cfg.TEST.EVAL_PERIOD, lambda: this._test(), on_start=cfg.TEST.EVAL_ON_START))
         ret += HOOK_SLOT.build(
             cfg,
             checkpointer=self.checkpointer,
@@ -405,12 +298,8 @@ class DefaultTrainer(SimpleTrainer):
 
     def build_writers(self) -> Sequence[hooks.EventWriter]:
         """Build the writers of LOG.WRITERS."""
-        period, window = Duration.parse(self.cfg.LOG.PERIOD), 20
-        epoch = getattr(self, "iters_per_epoch", None) if period.unit == "ep" else None  # None: __init__ was skipped
-        if epoch or (period and period.unit == "it"):
-            window = period.iterations(epoch)
-            if epoch or window > 20:
-                window = MeanWindow(window)
+        # A subclass that skips __init__ has no epochs yet.
+        window = smoothing_window(self.cfg.LOG.PERIOD, getattr(self, "iters_per_epoch", None))
         options = {"output_dir": self.cfg.OUTPUT_DIR, "max_iter": self.max_iter, "window_size": window}
         return list(WRITER_SLOT.build(self.cfg, **options))
 
@@ -450,7 +339,7 @@ class DefaultTrainer(SimpleTrainer):
         """Build the evaluator for one of DATASETS.TEST."""
         return build_evaluator(cfg, dataset_name, targets_of=cls.build_adapter(cfg).targets)
 
-    # ------------------------------------------------------------------ evaluation
+    # ------------------------------------------------------------------ evaluation and state
 
     @classmethod
     def test(
@@ -473,8 +362,8 @@ class DefaultTrainer(SimpleTrainer):
         Raises:
             ConfigError: the number of evaluators is not the number of test sets.
         """
-        begin_inference(cfg)
-        return evaluate_test_sets(cfg, model, evaluators, parts=cls)
+        start.begin_run(cfg, "inference")
+        return testing.evaluate_test_sets(cfg, model, evaluators, parts=cls)
 
     def evaluate(self, max_batches: int | None = None) -> Mapping[str, Any]:
         """Evaluate the model on DATASETS.TEST, during training or not, and emit the events of an evaluation.
@@ -486,35 +375,12 @@ class DefaultTrainer(SimpleTrainer):
         Returns:
             As for :meth:`test`.
         """
-        if max_batches is not None:
-            with (
-                trial(self.cfg, max_batches, gpus_of(self.model)) as cfg,
-                self.strategy.checking(unwrap_model(self.model)),
-            ):
-                return self._results(cfg)
-        with scratch_storage(self.iter):
-            try:
-                self.emit("before_eval")
-                results = self._test()
-            finally:
-                self.emit("on_eval_end")
-            self.emit("after_eval", results)
-        return results
+        return testing.evaluate(self, max_batches)
 
-    def _test(self, cfg: CfgNode | None = None) -> Mapping[str, Any]:
+    def _test(self) -> Mapping[str, Any]:
         with evaluation_context(self.emit):
-            results = self._results(cfg or self.cfg)
-        others = {} if cfg in (None, self.cfg) else self._last_eval_results  # of sets with another period
-        self._last_eval_results = {**others, **results}
-        return results
-
-    def _results(self, cfg: CfgNode) -> Mapping[str, Any]:
-        if not cfg.DATASETS.TEST:
-            return {}
-        self.strategy.before_evaluation(self.model)
-        # Without the wrapper: its collectives would hang, since ranks may have different numbers of batches.
-        results = self.test(cfg, unwrap_model(self.model))
-        return comm.broadcast_object(results)  # a subclass's test() may return results on rank 0 only
+            self._last_eval_results = testing.results_of(self, self.cfg)
+        return self._last_eval_results
 
     @staticmethod
     def auto_scale_workers(cfg: Any, num_workers: int) -> Any:
@@ -522,21 +388,19 @@ class DefaultTrainer(SimpleTrainer):
 
         Batch size and learning rate grow with the number of processes; lengths and periods in iterations shrink.
         """
-        return scale_config(cfg, num_workers)
-
-    # ------------------------------------------------------------------ state
+        return lengths.scale_config(cfg, num_workers)
 
     def state_dict(self) -> dict[str, Any]:
         """Add to the trainer's state what a resume with another config needs."""
         state = super().state_dict()
-        return {**state, "run": run_record(self)} if self._record else state
+        return {**state, "run": changes.run_record(self)} if self._record else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         if self._running:
             return super().load_state_dict(state_dict)
         self._saved_run = {} if not self._record else state_dict.get("run", {})
         self._last_eval_results = self._saved_run.get("results", {})
-        self._result, self._rng_after_train, self._texts_after_train = None, None, ()
+        self._result, self._left = None, None
         if self._saved_run:
-            check_changes(self, self._saved_run)
+            changes.check_changes(self, self._saved_run)
         super().load_state_dict(state_dict)

@@ -1,19 +1,36 @@
-"""Starts the processes of a run."""
+"""Starts the processes of a run, looks at what started this one, and ends a program."""
 
-import time
-from collections.abc import Callable, Iterator
+import os
+import platform
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 from urllib.parse import urlparse
 
+import torch
 import torch.distributed as dist
 
-from ..config import ConfigError
-from . import comm
-from .ranks.environment import check_alone, launched_by_torchrun, uses_gpus
+import hookline
 
-__all__ = ["DEFAULT_TIMEOUT", "launch", "launched_by_torchrun"]
+from ..command_line import handling_signals
+from ..config import CfgNode, ConfigError
+from ..hooks.control.interruption import EXIT_AGAIN, EXIT_INTERRUPTED
+from . import comm
+
+__all__ = [
+    "DEFAULT_TIMEOUT",
+    "check_alone",
+    "check_restarts",
+    "check_same_config",
+    "config_errors_exit",
+    "launch",
+    "launched_by_torchrun",
+    "uses_gpus",
+]
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others."""
@@ -40,8 +57,7 @@ def launch(
     - In a process that belongs to a process group already, the function is called here, as one of its ranks.
 
     If one process fails, all end within about ten seconds, and the first failure is raised here. Signals are passed on
-    to the processes. A function of a notebook or of ``python -c`` runs in forked processes, which cannot use CUDA
-    if this process has used it. Any other function, and its arguments, must be picklable, and the script needs
+    to the processes. The function and its arguments must be picklable and defined in a file, and the script needs
     ``if __name__ == "__main__":``.
 
     Args:
@@ -60,9 +76,8 @@ def launch(
     Raises:
         ConfigError: the arguments are invalid, machines are missing or differ, or a rank raised it.
         SystemExit: the ranks ended with an exit code.
-        torch.multiprocessing.ProcessRaisedException: a rank raised another exception, or hung; the message has its
-            traceback or stack.
-        torch.multiprocessing.ProcessExitedException: a rank was killed, or left before the others.
+        torch.multiprocessing.ProcessRaisedException: a rank raised another exception, hung, was killed, or left before
+            the others; the message has its number and its traceback or stack.
     """
     if dist.is_initialized():
         processes, ranks = num_machines * num_gpus_per_machine, comm.get_world_size()
@@ -73,69 +88,231 @@ def launch(
             )
         return main_func(*args)
     if launched_by_torchrun():
-        from .ranks.process import join_torchrun
-
-        return join_torchrun(main_func, args, num_gpus_per_machine, timeout, device)
-    if num_gpus_per_machine < 1 or num_machines < 1:
-        raise ConfigError(f"--num-gpus {num_gpus_per_machine} --num-machines {num_machines}: each must be at least 1")
-    if not 0 <= machine_rank < num_machines:
-        raise ConfigError(f"--machine-rank {machine_rank}: must be from 0 to {num_machines - 1} (--num-machines - 1)")
+        return _join_torchrun(main_func, args, num_gpus_per_machine, timeout, device)
+    if num_gpus_per_machine < 1 or not 0 <= machine_rank < num_machines:
+        raise ConfigError(
+            f"--num-gpus {num_gpus_per_machine} --num-machines {num_machines} --machine-rank {machine_rank}: the "
+            "numbers must be at least 1, and the rank from 0 to --num-machines - 1"
+        )
     world_size = num_machines * num_gpus_per_machine
     if num_machines == 1:
         check_alone()
     if world_size == 1:
         return main_func(*args)
     cuda = uses_gpus(device, num_gpus_per_machine, "--num-gpus")
-    from .ranks.local_ranks import run_local_ranks
+    from .ranks.local_ranks import GRACE, run_local_ranks
+    from .ranks.process import ends_without_answer
 
     address, port = _address(dist_url, num_machines)
+    # All ranks meet in the store. Machine 0's launcher keeps it, so it outlives all ranks.
+    store = _open_store(address, port, machine_rank == 0, timeout)
     here = range(machine_rank * num_gpus_per_machine, (machine_rank + 1) * num_gpus_per_machine)
-    with _open_store(address, port, machine_rank, timeout) as store:
+    try:
         return run_local_ranks(main_func, args, store, address, here, world_size, timeout, cuda)
+    finally:
+        with suppress(RuntimeError), ends_without_answer():  # RuntimeError: machine 0 has ended
+            if machine_rank > 0:
+                store.add("hookline/launchers", 1)
+            else:  # the other launchers read the first failure in the store
+                comm.missing_ranks(store, "hookline/launchers", 0, num_machines, GRACE + 2)
 
 
 def _address(dist_url: str | None, machines: int) -> tuple[str, int]:
     """Host and port of the store; port 0 stands for any free port."""
-    if dist_url in (None, "", "auto"):
-        if machines > 1:
-            raise ConfigError(
-                "--dist-url: several machines need the address of machine 0, such as tcp://10.0.0.1:29500"
-            )
+    if machines == 1 and dist_url in (None, "", "auto"):
         return "127.0.0.1", 0
-    url = urlparse(dist_url)
+    url = urlparse(dist_url or "")
+    with suppress(ValueError):  # the port is not a number
+        if url.scheme == "tcp" and url.hostname and url.port:
+            return url.hostname, url.port
+    raise ConfigError(
+        f"--dist-url {dist_url}: several machines need the address of machine 0, as tcp://host:port, such as "
+        "tcp://10.0.0.1:29500"
+    )
+
+
+def _open_store(address: str, port: int, here: bool, timeout: timedelta) -> dist.TCPStore:
+    """Connect to the store of the run, which this process keeps if it is ``here``."""
     try:
-        host, port = url.hostname, url.port
-    except ValueError:  # the port is not a number
-        host = port = None
-    if url.scheme != "tcp" or not host or not port:
-        raise ConfigError(f"--dist-url {dist_url}: write it as tcp://host:port, such as tcp://10.0.0.1:29500")
-    return host, port
+        return dist.TCPStore(address, port, is_master=here, wait_for_workers=False, timeout=timeout)
+    except RuntimeError as error:
+        late = f"did not answer within {timeout.total_seconds():g} s (PARALLEL.TIMEOUT); start machine 0 as well"
+        raise ConfigError(
+            f"--dist-url tcp://{address}:{port} {'cannot be opened here' if here else late} "
+            f"({str(error).splitlines()[0]}). With torchrun it is MASTER_ADDR and MASTER_PORT"
+        ) from None
+
+
+def _join_torchrun(
+    main_func: Callable[..., Any], args: tuple[Any, ...], processes: int, timeout: timedelta, device: str
+) -> Any:
+    """Run ``main_func(*args)`` in this process, as one of torchrun's ranks.
+
+    Args:
+        main_func, args: the function and its arguments.
+        processes: the number of processes on this machine that the user asked for; 1 if they left it to torchrun.
+        timeout: how long a rank waits for the others.
+        device: ``MODEL.DEVICE``.
+    """
+    from .ranks.process import Failure, run_rank, watch_parent
+
+    rank = int(os.environ["RANK"])
+    local_size = int(os.environ.setdefault("LOCAL_WORLD_SIZE", "1"))
+    agent_keeps_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if processes not in (1, local_size):
+        raise ConfigError(f"--num-gpus {processes}: torchrun started {local_size} process(es) here; leave it out")
+    if dist.is_torchelastic_launched():
+        watch_parent(os.getppid())
+    if os.environ["WORLD_SIZE"] == "1":
+        return main_func(*args)
+    if agent_keeps_store and is_restartable():
+        raise ConfigError(
+            "torchrun --max-restarts: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in torchrun's environment. Otherwise "
+            "ranks that are started again find what the earlier ones left in torchrun's store"
+        )
+    cuda = uses_gpus(device, local_size, "torchrun --nproc-per-node")
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = _open_store(address, port, rank == 0 and not agent_keeps_store, timeout)
+    from torch.distributed.elastic.multiprocessing.errors import record  # slow to import
+
+    @record  # passes an error to torchrun, which shows the earliest one when all ranks have ended
+    def run() -> Any:
+        try:
+            return run_rank(main_func, args, store, timeout, cuda)
+        except ConfigError as error:
+            first = Failure.first(store)
+            if first is None or first.rank == rank:  # all ranks have the same message
+                sys.stderr.write(f"error: {error}\n")
+            raise SystemExit(2) from None
+
+    return run()
+
+
+# ---------------------------------------------------------------------- what started this process
+
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+# The number of processes that srun or mpirun has started. Not SLURM_NTASKS, which a batch script has too.
+_TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+def launched_by_torchrun() -> bool:
+    """Whether torchrun, or another launcher that sets the same variables, started this process."""
+    return all(name in os.environ for name in _VARIABLES)
+
+
+def check_alone() -> None:
+    """Check that this process, which joins no others, was not started as one of several.
+
+    Raises:
+        ConfigError: it was, so each of them would train alone.
+    """
+    names = ("WORLD_SIZE",) if launched_by_torchrun() else ("WORLD_SIZE" if "RANK" in os.environ else "", *_TASKS)
+    for name in names:
+        if (ranks := os.environ.get(name, "")).isdigit() and int(ranks) > 1:
+            missing = ", ".join(one for one in _VARIABLES if one not in os.environ)
+            raise ConfigError(
+                f"{name} says that this is one of {ranks} processes, and each of them would train alone"
+                f"{f' (without {missing})' if missing else ', since the script has not called launch(main, 1)'}. Start "
+                "one process on each machine, with --num-gpus, --num-machines, --machine-rank and --dist-url, or "
+                "torchrun on each (docs/distributed.md). For separate runs, unset the variable"
+            )
+
+
+def check_restarts() -> None:
+    """Check that a run that does not resume is not one that torchrun restarts when a process fails or a machine joins.
+
+    Raises:
+        ConfigError: it is, and each restart would begin a new run.
+    """
+    if is_restartable():
+        raise ConfigError(
+            "torchrun may restart this run (--max-restarts, or machines that join): pass --resume, or "
+            "train(resume=True), so that it continues from its last checkpoint, if there is one"
+        )
+
+
+def is_restartable() -> bool:
+    """Whether torchrun may start the ranks of this run again."""
+    joins = os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1"
+    return launched_by_torchrun() and (joins or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0")
+
+
+def uses_gpus(device: str, processes: int, option: str) -> bool:
+    """Whether each of several ranks has a GPU.
+
+    Args:
+        device: ``MODEL.DEVICE``.
+        processes: the number of ranks on this machine.
+        option: what has set it, for messages.
+
+    Raises:
+        ConfigError: the device works in a single process only, or there are too few GPUs.
+    """
+    if device.startswith(("mps", "cuda:")):
+        raise ConfigError(f"MODEL.DEVICE: {device} works in one process only; several need cuda or cpu")
+    if device not in ("auto", "cuda") or not torch.cuda.is_available():
+        return False
+    if processes > torch.cuda.device_count():
+        raise ConfigError(
+            f"{option} {processes}: this machine has {torch.cuda.device_count()} GPU(s); "
+            "to train on its CPU cores set MODEL.DEVICE to cpu"
+        )
+    return True
+
+
+def check_same_config(cfg: CfgNode, options: Mapping[str, Any]) -> None:
+    """Check that all ranks have the same config, command line and versions. Every rank must call it.
+
+    Args:
+        cfg: the full config.
+        options: the command line's options, by name.
+
+    Raises:
+        ConfigError: a rank differs from rank 0. All ranks raise it, and the message lists the differences.
+    """
+    if comm.get_world_size() == 1:
+        return
+    python = ".".join(platform.python_version_tuple()[:2])
+    versions = {"hookline": hookline.__version__, "torch": torch.__version__.partition("+")[0], "Python": python}
+    mine = {key: repr(value) for key, value in {**cfg.flatten(), **options, **versions}.items()}
+    (_, first), *others = comm.all_gather((platform.node(), mine))
+    for rank, (node, other) in enumerate(others, start=1):
+        keys = [key for key in {**first, **other} if first.get(key) != other.get(key)]
+        if keys:
+            found = [f"{key} is {other.get(key, 'missing')} (rank 0: {first.get(key, 'missing')})" for key in keys]
+            raise ConfigError(
+                f"rank {rank}, on {node}, has another config than rank 0: {'; '.join(found)}. "
+                "Start all machines with the same config, command line and versions"
+            )
+
+
+# ---------------------------------------------------------------------- the end of a program
 
 
 @contextmanager
-def _open_store(address: str, port: int, machine_rank: int, timeout: timedelta) -> Iterator[dist.TCPStore]:
-    """Open the store in which all ranks meet. Machine 0's launcher keeps it, so it outlives all ranks.
+def config_errors_exit() -> Iterator[None]:
+    """Turn a :class:`ConfigError` into its message and exit code 2, and Ctrl-C into exit code 130.
 
-    At the end machine 0 waits some seconds for the launchers of other machines, which read the first failure there.
+    Before and after training, SIGTERM and SIGUSR1 exit with 75 ("start it again"); during training
+    :class:`~hookline.hooks.SignalHandler` handles them. Earlier handlers are restored at the end.
     """
-    from .ranks.failures import ends_without_answer
-    from .ranks.local_ranks import GRACE
+    try:
+        with handling_signals(SIGTERM=_start_again, SIGUSR1=_start_again, SIGINT=signal.default_int_handler):
+            yield
+    except ConfigError as error:
+        if not launched_by_torchrun() or os.environ["LOCAL_RANK"] == "0":  # other ranks have the same error
+            notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+            # That of a loader's worker has the worker's traceback before the message.
+            message = str(error).rpartition("MismatchError: ")[2].rstrip()
+            sys.stderr.write(f"error: {message}{notes}\n")
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        raise SystemExit(EXIT_INTERRUPTED) from None
 
-    try:
-        store = dist.TCPStore(address, port, is_master=machine_rank == 0, wait_for_workers=False, timeout=timeout)
-    except RuntimeError as error:
-        what = (
-            "cannot be opened here"
-            if machine_rank == 0
-            else f"did not answer within {timeout.total_seconds():g} s (PARALLEL.TIMEOUT); start machine 0 as well"
-        )
-        raise ConfigError(f"--dist-url tcp://{address}:{port} {what} ({str(error).splitlines()[0]})") from None
-    store.add("hookline/launchers", 1)
-    try:
-        yield store
-    finally:
-        with suppress(RuntimeError), ends_without_answer("the launcher"):  # RuntimeError: machine 0 has ended
-            left, end = store.add("hookline/launchers", -1), time.monotonic() + GRACE + 2
-            while machine_rank == 0 and left and time.monotonic() < end:
-                time.sleep(0.02)
-                left = store.add("hookline/launchers", 0)
+
+def _start_again(number: int, frame: FrameType | None) -> NoReturn:
+    name = signal.Signals(number).name
+    os.write(2, f"{name}: saved checkpoints are intact; start again, with --resume if training had begun\n".encode())
+    raise SystemExit(EXIT_AGAIN)

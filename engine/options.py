@@ -3,16 +3,14 @@
 import argparse
 import os
 
-from ..command_line import Namespace
 from ..config import CfgNode, ConfigError, get_cfg, locate
 from ..config.components import errors_at
 from .defaults import DefaultTrainer
 from .evaluation import check_metrics
 from .evaluation.build import EVALUATOR_SLOT
 from .setup.check import overridden_builders
-from .setup.start import default_setup
 
-__all__ = ["check_options", "merge_options", "named_trainer", "set_up_probe"]
+__all__ = ["check_options", "merge_options", "named_trainer"]
 
 
 def merge_options(args: argparse.Namespace, cfg: CfgNode | None = None) -> CfgNode:
@@ -87,13 +85,3 @@ def _has_checkpoints(folder: str) -> bool:
     """Whether a run's folder has files that may be checkpoints."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
     return any(name == "last_checkpoint" or name.endswith(".pth") for name in names)
-
-
-def set_up_probe(args: argparse.Namespace) -> CfgNode:
-    """Return the config of a tool that builds a run and writes nothing, such as a search for the learning rate."""
-    cfg = merge_options(args)
-    check_options(args, cfg)
-    probe = Namespace(dry_run=True)
-    probe.ours = {"dry_run"}
-    default_setup(cfg, probe)
-    return cfg

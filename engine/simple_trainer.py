@@ -1,43 +1,36 @@
 """A trainer with a model, data and an optimizer: its step, epochs, metrics, prediction and state."""
 
-import logging
-import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from ..config import ConfigError
-from ..hooks.common.models import optimizers_of, refuse_closure
-from ..hooks.event_storage import EventStorage, get_event_storage, scratch_storage
+from ..config.errors import loading
+from ..hooks.common import capture_rng, optimizers_of, refuse_closure, restore_rng
+from ..hooks.event_storage import EventStorage, get_event_storage
 from . import comm
 from .checkpoint import unwrap_model
-from .data.batches import move_to_device, split_batch
 from .data.epoch_iterator import EpochIterator
-from .evaluation.evaluator import outputs_of
+from .data.loader import move_to_device
+from .evaluation.evaluator import predictions
 from .evaluation.metrics import collect
-from .modeling.adapters import ModelAdapter
-from .modeling.outputs import raise_clearer
-from .parallel.base import Strategy, check_same_weights, check_strategy, own_method, strategy_of
-from .ranks.loss_weights import LossWeights
+from .modeling.adapters import ModelAdapter, raise_clearer
+from .parallel.base import Strategy, check_same_weights, check_strategy, overridden_method, strategy_of
+from .ranks.loss_weights import LossWeights, forward_backward_weighted
+from .resume.state import START_ANEW, check_complete, rng_of_this_rank
 from .solver.clipping import clipper_of
-from .solver.several import OptimizerList, one_or_several
-from .step.choice import whole_step
+from .solver.several import OptimizerList, combined
 from .step.fast_path import FastOptimizer, backward
-from .step.grad_scaler import scaled_step, unscale
-from .step.nonfinite import NonFinitePolicy
-from .step.old_methods import ThisThread, adapt_old_methods, split_data_time
-from .step.random_state import RandomState
+from .step.nonfinite import NonFinitePolicy, check_finite, scaled_step
+from .step.old_methods import DataLoaderIter, ThisThread, adapt_old_methods
 from .step.step_outputs import KeptForHooks, StepOutputs
-from .train_loop import OPEN_STORAGE, TrainerBase, TrainResult
+from .train_loop import TrainerBase
 
 __all__ = ["SimpleTrainer"]
-
-logger = logging.getLogger(__name__)
 
 
 class SimpleTrainer(TrainerBase):
@@ -59,29 +52,32 @@ class SimpleTrainer(TrainerBase):
         clip_gradients: called with the parameters before each update. If it returns their norm, the norm is logged. By
             default the clipper of an optimizer from ``build_optimizer``, whose ``step`` then does not clip again.
         precision: a dtype for torch.autocast, or None for full precision.
-        grad_scaler: for float16; by default one is created if ``precision`` is float16.
+        grad_scaler: for float16, for which one is created by default.
         device: where batches are moved; None leaves them where they are.
         iters_per_epoch: batches per epoch, for loaders without a length or an end.
         nonfinite: what to do if a loss or gradient is NaN or infinite: "raise" a FloatingPointError, "skip" the update,
-            or "stop" training without the update. On a GPU steps do not wait for the check; see
-            :class:`~hookline.engine.step.nonfinite.NonFinitePolicy`.
+            or "stop" training without it; see :class:`~hookline.engine.step.nonfinite.NonFinitePolicy`.
         nonfinite_limit: this many iterations in a row without an update are an error.
-        compile_step: run forward, backward and update as one graph made by ``torch.compile``; a dict has its arguments.
-        cuda_graph: capture forward, backward and update in a CUDA graph.
+        compile_step: run forward and backward pass as one graph made by ``torch.compile``; a dict has its arguments.
+        cuda_graph: capture forward and backward pass in a CUDA graph.
         strategy: how several processes train the model, which it has wrapped. By default DDP for a model in
             DistributedDataParallel.
 
     Attributes:
-        batch: the batch of the last forward pass (with SOLVER.ACCUMULATION_STEPS a micro-batch), until the step ends.
-            It and ``outputs`` are kept only if a hook has ``uses_outputs = True``.
-        outputs: what the model returned in that pass.
-        sample_indices: the indices of the samples in the step's batch, on this rank, in the order of the batch. Only
-            if a hook has ``uses_indices = True``.
+        batch, outputs: the batch or micro-batch of the last forward pass and what the model returned, until the step
+            ends. Only if a hook has ``uses_outputs = True``.
+        sample_indices: the indices of the samples in the step's batch, on this rank. Only if a hook has
+            ``uses_indices = True``.
     """
 
     concurrent_executor = ThisThread()
     batch = KeptForHooks()
     outputs = KeptForHooks()
+    _data_loader_iter = DataLoaderIter()
+    epoch = property(attrgetter("_batches.epoch"))
+    iters_per_epoch = property(attrgetter("_batches.length"))
+    epoch_ended = property(attrgetter("_batches.ended"))
+    sample_indices = property(attrgetter("_batches.indices"))
 
     def __init__(
         self,
@@ -106,12 +102,13 @@ class SimpleTrainer(TrainerBase):
         strategy: Strategy | None = None,
     ) -> None:
         super().__init__()
-        self._random_state = RandomState()
-        self._step_outputs = StepOutputs(self)
+        self._step_outputs: StepOutputs | None = None  # if a hook asks for them
+        self._pending_rng: dict[str, Any] | None = None  # restored right before the next step
+        self._rng_of_ranks: tuple[int, list[Any]] = (-1, [])  # the states of all ranks after an iteration
         model.train()
         self.model = model
         self.data_loader = data_loader
-        self.optimizer: Any = one_or_several(optimizer, OptimizerList)
+        self.optimizer: Any = combined(optimizer, OptimizerList)
         if type(self).run_step is SimpleTrainer.run_step and type(self).optimizer_step is SimpleTrainer.optimizer_step:
             for one in optimizers_of(self.optimizer):
                 refuse_closure(type(one))
@@ -127,13 +124,17 @@ class SimpleTrainer(TrainerBase):
             grad_scaler = torch.amp.GradScaler(self._device_type())
         self.grad_scaler = grad_scaler
         self._given_length = iters_per_epoch
-        self._batches = EpochIterator(data_loader, iters_per_epoch, weakref.proxy(self), self.device)
+        self._batches = EpochIterator(data_loader, iters_per_epoch, weakref.proxy(self))
         self.nonfinite = NonFinitePolicy(nonfinite, nonfinite_limit)
         self.strategy = strategy or strategy_of(model)
-        check_strategy(self.strategy, model, data_loader)
-        self._backward = own_method(self.strategy, "backward") or backward
-        self._fast = FastOptimizer(self.optimizer, own_method(self.strategy, "step"))
-        self._whole_step = whole_step(compile_step, cuda_graph, self)
+        check_strategy(self.strategy, model, data_loader, grad_scaler)
+        self._backward = overridden_method(self.strategy, "backward") or backward
+        self._fast = FastOptimizer(self.optimizer, overridden_method(self.strategy, "step"))
+        self._whole_step: Any = None
+        if compile_step is not False or cuda_graph or isinstance(self.optimizer, OptimizerList):
+            from .step.graphs import whole_step  # only where it is used
+
+            self._whole_step = whole_step(compile_step, cuda_graph, self)
         self._averaging_ranks = comm.get_world_size() if self.strategy.averages else 1
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -151,15 +152,12 @@ class SimpleTrainer(TrainerBase):
         start = time.perf_counter()
         batch = self.fetch()
         data_time = time.perf_counter() - start
-        if self._whole_step is None or not self._whole_step.run(self, batch, data_time):
-            self._run_parts(batch, data_time)
-
-    def _run_parts(self, batch: Any, data_time: float) -> None:
+        if self._whole_step is not None and self._whole_step.run(self, batch, data_time):
+            return
         if self.zero_grad_before_forward:
             self.zero_grad()
-        self.nonfinite.begin(self)
         if self.accumulation_steps > 1 or self._averaging_ranks > 1:
-            loss_dict = self.accumulate(batch)
+            loss_dict = forward_backward_weighted(self, batch)
         else:
             loss_dict = self.forward_backward(batch)
         self._write_metrics(loss_dict, data_time)
@@ -178,29 +176,6 @@ class SimpleTrainer(TrainerBase):
         if listeners["after_fetch"]:
             self.emit("after_fetch", batch)
         return batch
-
-    def accumulate(self, batch: Any) -> dict[str, torch.Tensor]:
-        """Compute losses and gradients of a batch that is split into micro-batches, or shared by several ranks.
-
-        Each micro-batch goes through :meth:`forward_backward`, and gradients add up. The update follows in
-        :meth:`run_step`, after the last micro-batch.
-        """
-        parts = [(batch, 1.0)]  # each with its share of the samples
-        if self.accumulation_steps > 1:
-            # FSDP2 gathers parameters in each pass, so all ranks need the same number of passes.
-            parts = list(split_batch(batch, self.accumulation_steps, exact=self._averaging_ranks > 1))
-        weights = LossWeights(self._batches, batch, self._averaging_ranks)
-        total: dict[str, torch.Tensor] = {}
-        for index, (micro_batch, share) in enumerate(parts):
-            # Ranks exchange gradients once per step, in the last backward pass.
-            with self.strategy.no_sync(self.model) if index < len(parts) - 1 else nullcontext():
-                losses = self.forward_backward(micro_batch, weights, share)
-            for name, loss in losses.items():
-                total[name] = total[name] + loss.detach() if name in total else loss.detach()
-        total, num_items = weights.finish(total, self.optimizer.param_groups, several=len(parts) > 1)
-        if num_items is not None:
-            self.storage.put_scalar("num_items", num_items, smoothing_hint=False)
-        return total
 
     def forward_backward(
         self, batch: Any, weights: LossWeights | None = None, share: float = 1.0
@@ -238,7 +213,7 @@ class SimpleTrainer(TrainerBase):
         try:
             if self.precision is None:
                 return self.adapter.losses(self.model, batch)
-            with self._autocast():
+            with torch.autocast(self._device_type(), dtype=self.precision):
                 return self.adapter.losses(self.model, batch)
         except Exception as error:
             raise_clearer(error, batch, self.strategy.explain(error, self.model))
@@ -261,7 +236,7 @@ class SimpleTrainer(TrainerBase):
             return
         listeners, scaler, fast = self._listeners, self.grad_scaler, self._fast_optimizer()
         if scaler is not None and (self.clip_gradients is not None or listeners["before_optimizer_step"]):
-            unscale(scaler, self.optimizer)
+            scaler.unscale_(self.optimizer)
         if self.clip_gradients is not None:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
             norm = self.strategy.clip(self.clip_gradients, parameters)
@@ -274,9 +249,6 @@ class SimpleTrainer(TrainerBase):
             fast.step()
         else:
             self.nonfinite.check_scaler(self, scaled_step(scaler, self.optimizer))
-            scale = getattr(scaler, "_scale", None)
-            if scale is not None:  # get_scale() would wait for the device
-                self.storage.put_scalar("grad_scale", scale, smoothing_hint=False)
         if self.clip_gradients is not None:
             fast.pause_clipping(False)
         if listeners["after_optimizer_step"]:
@@ -296,8 +268,6 @@ class SimpleTrainer(TrainerBase):
             self._fast = FastOptimizer(self.optimizer, self._fast.own_step)
         return self._fast
 
-    # ------------------------------------------------------------------ the losses of a step
-
     def _write_metrics(
         self,
         loss_dict: Mapping[str, torch.Tensor],
@@ -310,19 +280,19 @@ class SimpleTrainer(TrainerBase):
         If ``data_time`` is not given, it is an entry of ``loss_dict``.
         """
         if data_time is None:
-            loss_dict, data_time = split_data_time(loss_dict)
+            loss_dict = {name: torch.as_tensor(value) for name, value in loss_dict.items()}
+            data_time = float(loss_dict.pop("data_time", 0.0))
         storage, error = self.storage, None
-        if storage is OPEN_STORAGE:  # another trainer calls the steps
-            self.iter = storage.iter
+        self.iter = storage.iter  # not the same if another trainer calls the steps
         iteration = self.iter if iter is None else iter
         try:
             if (iteration + 1) % self.gather_metric_period == 0:
                 if self._averaging_ranks > 1:
-                    storage.average_over_ranks(prefix + name for name in (*loss_dict, "total_loss"))
+                    storage.over_ranks |= {prefix + name: "loss" for name in (*loss_dict, "total_loss")}
                 self.write_metrics(loss_dict, data_time, iteration, prefix, storage)
             else:
                 on_cpu = {name: loss.item() for name, loss in loss_dict.items() if loss.device.type == "cpu"}
-                _check_finite(sum(on_cpu.values()), on_cpu, iteration)
+                check_finite(sum(on_cpu.values()), on_cpu, iteration)
         except FloatingPointError as found:
             error = found
         self.nonfinite.check(self, loss_dict, error)
@@ -331,7 +301,7 @@ class SimpleTrainer(TrainerBase):
     def write_metrics(
         loss_dict: Mapping[str, torch.Tensor],
         data_time: float,
-        cur_iter: int | str | None = None,
+        cur_iter: int | None = None,
         prefix: str = "",
         storage: EventStorage | None = None,
     ) -> None:
@@ -341,8 +311,6 @@ class SimpleTrainer(TrainerBase):
             FloatingPointError: a loss on the CPU is NaN or infinite. Losses on a GPU are not waited for.
         """
         storage = storage or get_event_storage()
-        if isinstance(cur_iter, str):  # early versions of detectron2 have the prefix here
-            prefix, cur_iter = cur_iter, None
         cur_iter = storage.iter if cur_iter is None else cur_iter
         values: dict[str, Any] = {
             name: loss.item() if loss.device.type == "cpu" else loss.detach() for name, loss in loss_dict.items()
@@ -354,42 +322,12 @@ class SimpleTrainer(TrainerBase):
             values = {prefix + name: value for name, value in values.items()}
         storage.put_scalars(cur_iter=cur_iter, data_time=data_time, **values)
         if type(total) is float and total - total != 0.0:  # only if it is NaN or infinite
-            _check_finite(total, values, cur_iter)
+            check_finite(total, values, cur_iter)
 
     # ------------------------------------------------------------------ epochs and data
 
-    @property
-    def _data_loader_iter(self) -> EpochIterator:
-        return self._batches
-
-    @_data_loader_iter.setter
-    def _data_loader_iter(self, batches: Iterator[Any]) -> None:
-        self._batches = EpochIterator(batches, None, weakref.proxy(self), self.device)
-        self._follow_indices()
-
-    @_data_loader_iter.deleter
-    def _data_loader_iter(self) -> None:  # ported code does it before it sets another
-        del self._batches
-
-    @property
-    def epoch(self) -> int:  # type: ignore[override]
-        return self._batches.epoch
-
-    @property
-    def iters_per_epoch(self) -> int | None:  # type: ignore[override]
-        return self._batches.length
-
-    @property
-    def epoch_ended(self) -> bool:  # type: ignore[override]
-        return self._batches.ended
-
-    @property
-    def sample_indices(self) -> Any:
-        return self._batches.indices
-
     def _follow_indices(self) -> None:
-        if hasattr(self, "_batches"):
-            self._batches.follow_indices(any(hook.uses_indices for hook in self._hooks))
+        self._batches.follow_indices(any(hook.uses_indices for hook in self._hooks))
 
     def reset_data_loader(self, data_loader_builder: Callable[[], Iterable[Any]]) -> None:
         """Replace the data loader, from the next step on.
@@ -402,7 +340,7 @@ class SimpleTrainer(TrainerBase):
         epoch, begun = self._batches.epoch, self._batches.position > 0
         del self.data_loader, self._batches
         loader = self.data_loader = data_loader_builder()
-        self._batches = EpochIterator(loader, self._length_of_epoch(loader), weakref.proxy(self), self.device)
+        self._batches = EpochIterator(loader, self._length_of_epoch(loader), weakref.proxy(self))
         self._follow_indices()
         self._batches.continue_count(epoch, begun)
 
@@ -419,37 +357,28 @@ class SimpleTrainer(TrainerBase):
         batches = self._batches
         if batches.ended:
             batches.next_epoch()
-        if self._hook_list.waits:
-            self._hook_list.change()
         if batches.position == 0 or self.iter == self.start_iter:
             self.before_epoch()
-        if self._random_state.pending is not None:
-            self._random_state.restore(batches)
+        if self._pending_rng is not None:
+            batches.prepare()  # in the middle of an epoch its iterator existed before the state was saved
+            self._restore_rng()
 
-    # ------------------------------------------------------------------ devices
+    def _restore_rng(self) -> None:
+        state, self._pending_rng = self._pending_rng, None
+        if state is not None:
+            restore_rng(state)
+
+    # ------------------------------------------------------------------ devices and ranks
 
     def to_device(self, batch: Any) -> Any:
         """Move a batch that is not read by a step to the model's device."""
         return batch if self.device is None else move_to_device(batch, self.device)
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self.precision is None:
-            return nullcontext()
-        return torch.autocast(self._device_type(), dtype=self.precision)
 
     def _device_type(self) -> str:
         if self.device is not None:
             return self.device.type
         parameter = next(self.model.parameters(), None)
         return "cpu" if parameter is None else parameter.device.type
-
-    def _move_modules(self) -> None:
-        """Move modules that are attributes of the trainer, such as a metric or a second model, to its device."""
-        for value in [*vars(self).values(), self.adapter.loss if isinstance(self.adapter, ModelAdapter) else None]:
-            if isinstance(value, nn.Module) and value is not self.model and self.device is not None:
-                value.to(self.device)
-
-    # ------------------------------------------------------------------ several ranks
 
     def gather(self, value: Any) -> Any:
         """Collective. Return the values of all ranks, concatenated in the order of ranks, on the trainer's device.
@@ -472,9 +401,7 @@ class SimpleTrainer(TrainerBase):
     def eval_losses(self, batch: Any, outputs: Any) -> dict[str, Any]:
         """Return the losses of a batch of an evaluation, with the arguments that ``after_eval_step`` receives.
 
-        Returns:
-            Scalar tensors by name, and perhaps ``num_items``, as a training step has them. A model that computes its
-            own losses and returned none in eval mode is called a second time.
+        A model that computes its own losses and returned none in eval mode is called a second time.
         """
         return self.adapter.losses_of_predictions(unwrap_model(self.model), batch, outputs)
 
@@ -486,86 +413,53 @@ class SimpleTrainer(TrainerBase):
     ) -> Iterator[Any]:
         """Yield the model's outputs for each batch, in eval mode, with the weights that evaluations use.
 
-        Hooks receive ``before_predict``; ``on_predict_end`` after the last output, or when the iterator is closed or
-        fails; and then ``after_predict({"batches": n})``, only after the last output. Each rank predicts its own
-        batches; :func:`~hookline.engine.evaluation.write_predictions` writes those of all ranks to a file.
+        Each rank predicts its own batches; :func:`~hookline.engine.evaluation.write_predictions` writes those of all
+        ranks to a file. For the events see :class:`~hookline.hooks.HookBase`.
 
         Args:
             data_loader: batches, as for training or without targets.
             with_batches: yield pairs of a batch, on the model's device, and its outputs.
             predict: called with model and batch. Default: the adapter's ``predict``.
         """
-        with scratch_storage(self.iter):
-            self.emit("before_predict")
-        # Unwrapped: the ranks may have different numbers of batches, and must not wait for each other.
-        model, batches = unwrap_model(self.model), 0
-        run = predict or self.adapter.predict
+        return predictions(self, data_loader, with_batches, predict or self.adapter.predict)
 
-        def pair(model: nn.Module, batch: Any) -> Any:
-            return batch, run(model, batch)
-
-        try:
-            for outputs in outputs_of(model, data_loader, pair if with_batches else run, self.device):
-                batches += 1
-                yield outputs
-        finally:
-            with scratch_storage(self.iter):
-                self.emit("on_predict_end")
-        with scratch_storage(self.iter):
-            self.emit("after_predict", {"batches": batches})
-
-    # ------------------------------------------------------------------ checks
+    # ------------------------------------------------------------------ checks and state
 
     def _hooks_changed(self) -> None:
-        if self._step_outputs.bind(self._hooks):
-            for event in ("after_step", "after_train"):  # after all hooks
-                self._listeners[event] += (self._hook_list.listener(self._step_outputs, event),)
+        asked = any(hook.uses_outputs for hook in self._hooks)
+        if asked or self._step_outputs is not None:
+            self._step_outputs = self._step_outputs or StepOutputs(self)
+            self._step_outputs.bind(asked)
         self._follow_indices()
         if self._whole_step is not None:
-            self._whole_step.check(self)
+            self._whole_step.check(self, SimpleTrainer)
 
-    def _first_step_done(self) -> None:
-        super()._first_step_done()
-        if self._whole_step is not None:
-            self._whole_step.check_called(self)
-
-    def _train(self, *args: Any, **kwargs: Any) -> TrainResult:
-        self._move_modules()
+    def _prepare(self, *args: Any) -> EventStorage:
+        # Modules that are attributes of the trainer, such as a metric or a second model.
+        for value in [*vars(self).values(), getattr(self.adapter, "loss", None)]:
+            if isinstance(value, nn.Module) and value is not self.model and self.device is not None:
+                value.to(self.device)
         if self._error is not None:  # an earlier run failed, perhaps between backward pass and update
             self.optimizer.zero_grad()
-        return super()._train(*args, **kwargs)
+        return super()._prepare(*args)
 
     def _gather_state(self) -> None:
         self.strategy.before_save(self.model, self.optimizer)
-        self._random_state.gather(self.finished_iter)
+        self._rng_of_ranks = self.finished_iter, comm.all_gather(capture_rng())
 
-    def _end_run(self, after_train: Callable[[], None]) -> None:
+    def _end_run(self) -> None:
         # A resumed run without a step: an evaluation at its end must draw the numbers that the killed run's drew.
         if self._error is None:
-            self._random_state.restore()
-        super()._end_run(after_train)
+            self._restore_rng()
+        super()._end_run()
 
     def _check_state(self, requests: set[str]) -> None:
-        self.nonfinite.settle(self, self.ranks_in_sync)
-        if not requests.isdisjoint({"on_eval", "on_save", "on_extra_save"}):
+        self.nonfinite.raise_pending(self, self.ranks_in_sync)
+        if not requests.isdisjoint({"on_eval", "on_save"}):
             self.nonfinite.check_weights(self, self.ranks_in_sync)
             # At the end, where iter is past the last iteration, all ranks are here, whatever hooks they have.
-            together = self._agreement is not None and (self.ranks_in_sync or self.iter > self._finished)
-            made_equal = own_method(self.strategy, "before_save") is not None
-            if together and self.strategy.same_state_on_all_ranks and not made_equal:
-                check_same_weights(self.model, self._finished)
-
-    def _settings(self) -> dict[str, Any]:
-        if not self.strategy.same_state_on_all_ranks:
-            return {}
-        return {
-            f"{key!r} of parameter group {number}": value
-            for number, group in enumerate(self.optimizer.param_groups)
-            for key, value in group.items()
-            if isinstance(value, int | float | tuple)
-        }
-
-    # ------------------------------------------------------------------ state
+            if self._agreement is not None and (self.ranks_in_sync or self.iter > self.finished_iter):
+                check_same_weights(self.strategy, self.model, self.finished_iter)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the trainer's part of a checkpoint; the model's weights are saved beside it.
@@ -574,7 +468,7 @@ class SimpleTrainer(TrainerBase):
             FloatingPointError: a weight, or a loss or gradient of an earlier step, is NaN or infinite.
         """
         # User code may save without request_save(), so the state is checked here as well.
-        self.nonfinite.settle(self)
+        self.nonfinite.raise_pending(self)
         self.nonfinite.check_weights(self)
         state = super().state_dict()
         state["nonfinite"] = self.nonfinite.state_dict()
@@ -582,7 +476,9 @@ class SimpleTrainer(TrainerBase):
         if self.grad_scaler is not None:
             state["grad_scaler"] = self.grad_scaler.state_dict()
         state["data"] = self._batches.state_dict()
-        state |= self._random_state.state_dict(self.finished_iter)
+        state["rng"] = capture_rng()
+        if self._rng_of_ranks[0] == self.finished_iter:
+            state["rng_of_ranks"] = self._rng_of_ranks[1]
         if comm.get_world_size() > 1 and not self.strategy.same_state_on_all_ranks:
             state["same_state_on_all_ranks"] = False
         return state
@@ -595,37 +491,13 @@ class SimpleTrainer(TrainerBase):
         """
         if self._running:
             return super().load_state_dict(state_dict)
-        advice = "To start from its weights alone, set MODEL.WEIGHTS instead of resuming"
-        if not state_dict.get("same_state_on_all_ranks", True):
-            raise ConfigError(
-                "the checkpoint cannot be resumed: its run held other weights or optimizer state on each rank "
-                f"(same_state_on_all_ranks of its strategy is False), and the checkpoint holds rank 0's. {advice}"
-            )
-        if "optimizer" not in state_dict:
-            raise ConfigError(
-                "the checkpoint cannot be resumed: it has no optimizer state where hookline saves it. Was it "
-                f"saved by detectron2? {advice}"
-            )
+        check_complete(state_dict)
         super().load_state_dict(state_dict)
-        try:
+        with loading(f"the checkpoint's optimizer (of another model or parameter groups? {START_ANEW})"):
             self.optimizer.load_state_dict(state_dict["optimizer"])
-        except ValueError as error:
-            raise ConfigError(
-                f"the checkpoint's optimizer does not fit this one ({error}): it was saved with another model or other "
-                f"parameter groups. {advice}"
-            ) from error
         if self.grad_scaler is not None and "grad_scaler" in state_dict:
             self.grad_scaler.load_state_dict(state_dict["grad_scaler"])
-        if "data" in state_dict and not self._batches.load_state_dict(state_dict["data"]):
-            logger.warning(
-                "The data loader cannot start in the middle of an epoch (it has neither set_epoch(epoch, start) nor "
-                "state_dict(); see docs/data.md): epoch %d starts from its beginning",
-                self._batches.epoch,
-            )
-        self._random_state.load_state_dict(state_dict)
+        if "data" in state_dict:
+            self._batches.load_state_dict(state_dict["data"])
+        self._pending_rng = rng_of_this_rank(state_dict)
         self.nonfinite.load_state_dict(state_dict.get("nonfinite", {}))
-
-
-def _check_finite(total: Any, values: Mapping[str, Any], iteration: int) -> None:
-    if isinstance(total, float) and not math.isfinite(total):
-        raise FloatingPointError(f"the loss is NaN or infinite at iteration {iteration}: {values}")

@@ -1,22 +1,22 @@
 """``Trainer``: a run in one call, without a config file."""
 
-import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Literal, Never
 
 from ..config import CfgNode, ConfigError, name_of, suggest
 from ..config.components import errors_at
 from ..config.errors import MismatchError
-from ..hooks.event_storage import scratch_storage
 from . import comm
-from .checkpoint import unwrap_model
-from .data import check_same_length, move_to_device
+from .data.build import check_same_length
+from .data.loader import move_to_device
 from .defaults import DefaultTrainer
 from .evaluation import evaluation_context
+from .evaluation.evaluator import scratch_storage
 from .evaluation.metrics import Predictions, collect
-from .evaluation.testing import predictor
-from .modeling.outputs import predictions_of
+from .evaluation.testing import predictor, results_of
+from .modeling.adapters import predictions_of
 from .setup.arguments import config_of_arguments, test_entries
 from .train_loop import TrainResult
 
@@ -95,31 +95,11 @@ class Trainer(DefaultTrainer):
         config: Any = None,
         **unknown: Never,
     ) -> None:
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "unknown", "__class__")}
         for name in unknown:
-            known = list(inspect.signature(Trainer).parameters)[:-1]
-            hint = suggest(name, known) or f". It takes: {', '.join(known)}"
+            hint = suggest(name, arguments) or f". It takes: {', '.join(arguments)}"
             raise MismatchError(f"Trainer() takes no argument '{name}'{hint}")
-        super().__init__(
-            config_of_arguments(
-                model,
-                train_data,
-                test_data,
-                optimizer=optimizer,
-                lr=lr,
-                lr_scheduler=lr_scheduler,
-                loss=loss,
-                metrics=metrics,
-                length=length,
-                batch_size=batch_size,
-                eval_period=eval_period,
-                monitor=monitor,
-                monitor_mode=monitor_mode,
-                hooks=hooks,
-                output_dir=output_dir,
-                seed=seed,
-                config=config,
-            )
-        )
+        super().__init__(config_of_arguments(**arguments))
 
     def train(self, resume: bool = False) -> TrainResult:  # type: ignore[override]
         """Train; see :meth:`DefaultTrainer.train`.
@@ -160,15 +140,13 @@ class Trainer(DefaultTrainer):
                 raise ConfigError("evaluate(): this trainer has no test_data; pass the data")
             return super().evaluate(max_batches)
         cfg = self._config_of(data)
-        self.strategy.before_evaluation(self.model)
         with scratch_storage(self.iter):
             try:
                 self.emit("before_eval")
                 with evaluation_context(self.emit, max_batches):
-                    results = self.test(cfg, unwrap_model(self.model))
+                    return results_of(self, cfg)
             finally:
                 self.emit("on_eval_end")
-        return comm.broadcast_object(results)
 
     def predict(  # type: ignore[override]
         self,
@@ -178,6 +156,8 @@ class Trainer(DefaultTrainer):
         metrics: bool = False,
         stream: bool = False,
         ignore_keys: Sequence[str] = (),
+        generate: bool = False,
+        pad_value: float | None = None,
     ) -> Any:
         """Return the model's outputs for each sample, in the order of the data.
 
@@ -188,12 +168,15 @@ class Trainer(DefaultTrainer):
             stream: return an iterator over batches instead, which keeps only one in memory. Each rank gets its own
                 batches; all must read them to the end.
             ignore_keys: names of outputs to leave out, such as "past_key_values".
+            generate: return what ``model.generate()`` returns with the arguments ``TEST.GENERATE``.
+            pad_value: fills up outputs (N, ...) of batches of other sizes, such as sequences, to the largest one, and
+                targets with -100.
 
         Returns:
             The outputs: a tensor on the CPU, or a dict, tuple or list of them, as the model returns them; on all ranks.
             The loss beside the outputs, as of a Hugging Face model, is left out.
-            With ``targets`` or ``metrics``: :class:`~hookline.engine.evaluation.Predictions`. With ``stream``: an
-            iterator over outputs, with ``targets`` over pairs of outputs and targets.
+            With ``targets`` or ``metrics``: :class:`~hookline.engine.evaluation.metrics.Predictions`. With ``stream``:
+            an iterator over outputs, with ``targets`` over pairs of outputs and targets.
 
         Raises:
             ConfigError: outputs of the batches cannot be concatenated, or ``metrics`` and ``stream`` are both set.
@@ -206,7 +189,10 @@ class Trainer(DefaultTrainer):
         if len(names) != 1:
             raise ConfigError(f"predict(): pass one data set; the test data is {', '.join(names) or 'empty'}")
         evaluator = self.build_evaluator(cfg, names[0]) if metrics else None
-        loader, predict = self.build_test_loader(cfg, names[0]), predictor(self.adapter, evaluator)
+        asking: Any = SimpleNamespace(generates=generate) if evaluator is None else evaluator
+        if generate and not getattr(asking, "generates", False):
+            raise ConfigError("predict(): generate=True with metrics needs a metric that has generates = True")
+        loader, predict = self.build_test_loader(cfg, names[0]), predictor(self.adapter, asking, cfg.TEST.GENERATE)
         batches = super().predict(check_same_length(loader, "predict()"), with_batches=True, predict=predict)
         if stream:
             return self._stream(batches, targets, ignore_keys)
@@ -218,12 +204,17 @@ class Trainer(DefaultTrainer):
                 evaluator.process(batch, output)
             if targets:
                 labels.append(move_to_device(self.adapter.targets(batch), "cpu"))
-            outputs.append(move_to_device(predictions_of(output, ignore_keys), "cpu"))
-        joined = collect(outputs)
+            output = predictions_of(asking.generated if generate else output, ignore_keys)
+            outputs.append(move_to_device(output, "cpu"))
+        joined = collect(outputs, pad_value=pad_value)
         if not targets and evaluator is None:
             return joined
         results = comm.broadcast_object(evaluator.evaluate() or {}) if evaluator is not None else {}
-        return Predictions(joined, collect(labels) if targets else None, results.get(names[0], results))
+        return Predictions(
+            joined,
+            collect(labels, pad_value=None if pad_value is None else -100) if targets else None,
+            results.get(names[0], results),
+        )
 
     def _stream(self, batches: Iterable[Any], targets: bool, ignore_keys: Sequence[str]) -> Iterator[Any]:
         for batch, output in batches:
@@ -237,13 +228,10 @@ class Trainer(DefaultTrainer):
 
     def _config_of(self, data: Any) -> CfgNode:
         """Return the config with other test data. A name of the trainer's test data is that."""
-        frozen, cfg = self.cfg.is_frozen(), self.cfg.clone()
-        cfg.defrost()
+        cfg = self.cfg.thawed()
         cfg.DATALOADER.OVERFIT_BATCHES = 0  # which replaces test data
         own = [entry for entry in cfg.DATASETS.TEST if isinstance(data, str) and name_of(entry) == data]
         with errors_at("data"):
             cfg.DATASETS.TEST = own or test_entries(data)
         cfg.TEST.METRICS = cfg.TEST.METRICS or ["Loss"]
-        if frozen:
-            cfg.freeze()
         return cfg

@@ -6,22 +6,20 @@ What a usual run does not need is imported when it is used.
 from typing import TYPE_CHECKING
 
 from ..config.rare_names import imported_when_used
-from .base import EVENTS, HOOK_REGISTRY, STEP_EVENTS, HookBase, StopTraining
+from .base import EVENTS, HOOK_REGISTRY, STEP_EVENTS, Every, HookBase, StopTraining
 from .checkpoints.best import BestCheckpointer
 from .checkpoints.periodic import ExceptionCheckpointer, PeriodicCheckpointer, RollingCheckpointer
 from .control.interruption import SignalHandler, StopSignals, TimeLimit
 from .control.lr_scheduler import LRScheduler
-from .evaluation import EvalHook, EvalWhen, SanityCheck
+from .evaluation import EvalHook
 from .event_storage import _CURRENT_STORAGE_STACK as _CURRENT_STORAGE_STACK
 from .event_storage import EventStorage, get_event_storage, has_event_storage
-from .every import Every
 from .functions import CallbackHook, FunctionHook, off, on
 from .history_buffer import HistoryBuffer
 from .hook_list import HookOrderError, check_hooks
 from .watching.timing import IterationTimer, Throughput
 from .writers.bars import LivePlot, ProgressBar
-from .writers.base import WRITER_REGISTRY, EventWriter, RowWriter
-from .writers.console import CommonMetricPrinter
+from .writers.base import WRITER_REGISTRY, CommonMetricPrinter, EventWriter, RowWriter
 from .writers.files import CSVWriter, JSONWriter
 from .writers.periodic import PeriodicWriter
 from .writers.tensorboard import TensorboardXWriter
@@ -55,7 +53,6 @@ __all__ = [
     "EMAHook",
     "EarlyStopping",
     "EvalHook",
-    "EvalWhen",
     "EventStorage",
     "EventWriter",
     "Every",
@@ -83,7 +80,6 @@ __all__ = [
     "RollingCheckpointer",
     "RowWriter",
     "SamplePredictions",
-    "SanityCheck",
     "SignalHandler",
     "StopSignals",
     "StopTraining",

@@ -1,30 +1,21 @@
-"""``HookBase``: the events of a run, and what a hook may use of the trainer."""
+"""``HookBase``: the events of a run, and what a hook may use of the trainer. ``Every``: periods of hooks."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from ..config import Registry
-from .event_storage import EventStorage
+from ..config import ConfigError, Duration, Registry
 
-__all__ = ["EVENTS", "HOOK_REGISTRY", "STEP_EVENTS", "HookBase", "StopTraining"]
-
-# fmt: off
-STEP_EVENTS: tuple[str, ...] = (
-    "before_fetch", "after_fetch", "before_forward", "after_forward", "before_backward", "after_backward",
-    "before_optimizer_step", "after_optimizer_step", "before_zero_grad", "after_zero_grad",
-)
-"""The events that ``run_step`` emits."""
-
-EVENTS: tuple[str, ...] = (
-    "on_registered", "before_train", "after_train", "before_epoch", "after_epoch", "before_step", "after_step",
-    *STEP_EVENTS,
-    "before_eval", "before_eval_step", "after_eval_step", "on_eval_end", "after_eval",
-    "before_predict", "on_predict_end", "after_predict", "before_sanity_check", "after_sanity_check",
-    "before_save", "after_save", "after_load", "after_write", "on_exception",
-    "on_eval", "before_write", "on_write", "on_save", "on_extra_save", "after_run",
-)
-"""All events: the methods of :class:`HookBase` that a trainer calls."""
-# fmt: on
+__all__ = [
+    "EVENTS",
+    "HOOK_REGISTRY",
+    "STEP_EVENTS",
+    "Every",
+    "HookBase",
+    "HookOrderError",
+    "Period",
+    "StopTraining",
+    "check_hooks",
+]
 
 
 class StopTraining(Exception):
@@ -33,18 +24,6 @@ class StopTraining(Exception):
     The step is finished and counts, also if the event is in the middle of it. Raised in the model or ``run_step``,
     StopTraining discards the step and stops training at once. Then all ranks must raise it in the same step.
     """
-
-
-class _AnyTrainer(Protocol):
-    """The types of the attributes that hooks use most. A trainer has many more; they may be of any type."""
-
-    iter: int
-    start_iter: int
-    max_iter: int
-    storage: EventStorage
-
-    def __getattr__(self, name: str) -> Any: ...
-    def __setattr__(self, name: str, value: Any) -> None: ...
 
 
 class HookBase:
@@ -62,7 +41,7 @@ class HookBase:
                 before_zero_grad(); after_zero_grad()
             after_step()
             after_epoch()                         # at the last step of an epoch
-            on_eval(); before_write(); on_write(); on_save(); on_extra_save()     # what was requested
+            on_eval(); before_write(); on_write(); on_save()     # what was requested
         on_exception(error)                       # if a step or a hook raised one
         after_train()                             # always
         before_write(); on_write()                # always: the last metrics, those of after_train included
@@ -82,7 +61,7 @@ class HookBase:
         state_key: the key of the hook's state in a checkpoint. Default: the class name, then ``Name#2``, ``Name#3``.
     """
 
-    trainer: _AnyTrainer = None  # type: ignore[assignment]  # set at registration
+    trainer: Any = None
     after: tuple[type | str, ...] = ()
     before: tuple[type | str, ...] = ()
     single: bool = False
@@ -198,9 +177,6 @@ class HookBase:
     def on_save(self) -> None:
         """Save a checkpoint, after ``on_write``: :class:`PeriodicCheckpointer` does."""
 
-    def on_extra_save(self) -> None:
-        """Save more, after ``on_save``: :class:`RollingCheckpointer` does."""
-
     def after_run(self) -> None:
         """Once, at the very end: metrics and the last checkpoint are written."""
 
@@ -215,5 +191,144 @@ class HookBase:
         """Forget what :meth:`state_dict` returns: another trainer has the hook now, or ``train()`` starts over."""
 
 
+EVENTS: tuple[str, ...] = tuple(name for name in vars(HookBase) if name.startswith(("before_", "after_", "on_")))
+"""All events: the methods of :class:`HookBase` that a trainer calls."""
+
+STEP_EVENTS: tuple[str, ...] = EVENTS[EVENTS.index("before_fetch") : EVENTS.index("after_zero_grad") + 1]
+"""The events that ``run_step`` emits."""
+
 HOOK_REGISTRY: Registry = Registry("HOOK", HookBase, "hookline.hooks")
 """Hooks that a config's ``HOOKS`` list can name."""
+
+
+# ---------------------------------------------------------------------- the order that classes declare
+
+
+class HookOrderError(ConfigError):
+    """Hooks are in an invalid order, or a hook is registered twice."""
+
+
+def check_hooks(hooks: Sequence[HookBase]) -> None:
+    """Check ``after``, ``before``, ``single`` and ``state_key`` of a list of hooks.
+
+    Raises:
+        HookOrderError: two hooks are in the wrong order, a ``single`` class has two hooks, or two hooks have the same
+            ``state_key``.
+    """
+    for index, hook in enumerate(hooks):
+        name = type(hook).__name__
+        for place, earlier in enumerate(hooks[:index]):
+            other = type(earlier).__name__
+            if earlier is hook:
+                raise HookOrderError(f"hook {hook!r} is registered twice; create a second one")
+            if hook.single and type(earlier) is type(hook):
+                raise HookOrderError(
+                    f"there is a {name} already, and there can be only one: remove it first "
+                    f"(trainer.remove_hook({name})), or do not register the second"
+                )
+            if hook.state_key and hook.state_key == earlier.state_key:
+                raise HookOrderError(
+                    f"hooks {other} and {name} have the same state_key, {hook.state_key!r}: a checkpoint can hold only "
+                    "one of their states"
+                )
+            if any(_is(hook, one) for one in earlier.after):
+                declared = f"{other}.after"
+            elif any(_is(earlier, one) for one in hook.before):
+                declared = f"{name}.before"
+            else:
+                continue
+            raise HookOrderError(
+                f"hook {name} (number {index}) must be registered before {other} (number {place}), as "
+                f"{declared} declares"
+            )
+
+
+def _is(hook: HookBase, name: type | str) -> bool:
+    """Return whether a hook is an instance of a class, given as a class or by name."""
+    if isinstance(name, str):
+        return any(cls.__name__ == name for cls in type(hook).__mro__)
+    return isinstance(hook, name)
+
+
+# ---------------------------------------------------------------------- periods
+
+
+class Every:
+    """Returns at the end of a step whether the step ends a period. Call it once in each step.
+
+    Args:
+        period: a duration: ``20``, ``"500it"``, ``"2ep"``, ``"30min"``. 0 never ends. If the loader has no length, the
+            end of an epoch is seen one step late.
+        at_end: whether the run's last step ends a period too.
+    """
+
+    def __init__(self, period: "Duration | int | str | None", at_end: bool = False) -> None:
+        self.period = Duration.parse(period)
+        self.at_end = at_end
+        # Several hooks ask in every step, so the usual cases (iterations, never) are fast.
+        self._iters = int(self.period.value) if self.period and self.period.unit == "it" else 0
+        self._other = bool(self.period) and not self._iters
+        self.start()
+
+    def start(self) -> None:
+        """Forget an earlier run. Call it in ``before_train``."""
+        self._last: float | None = None
+        self._epoch: int | None = None
+
+    def __call__(self, trainer: Any) -> bool:
+        """Return whether the current step ends a period."""
+        done = trainer.iter + 1
+        iters = self._iters
+        if iters and done % iters == 0:
+            return True
+        if self.at_end and done >= trainer.max_iter:
+            return True
+        if iters or not self._other:
+            return False
+        period = self.period
+        if period.unit == "ep":
+            return self._epochs_ended(trainer, period.value)
+        # A trainer's clock gives all ranks the same time, so they act at the same step.
+        now = trainer.clock()
+        if self._last is None:
+            self._last = now if trainer.iter > trainer.start_iter else 0.0  # a hook that joins later counts from now on
+        elif now < self._last:  # another run
+            self._last = 0.0
+        if now - self._last < period.value:
+            return False
+        self._last = now
+        return True
+
+    def _epochs_ended(self, trainer: Any, epochs: float) -> bool:
+        if epochs == int(epochs) and trainer.iters_per_epoch:
+            return trainer.epoch_ended and (trainer.epoch + 1) % epochs == 0
+        if epochs == int(epochs):  # without a length, the end of an epoch is seen when the next one has begun
+            before, self._epoch = self._epoch, trainer.epoch
+            return before is not None and trainer.epoch // epochs > before // epochs
+        if not trainer.iters_per_epoch:
+            raise ConfigError(f"a period of {epochs} epochs needs a data loader with a length")
+        steps = epochs * trainer.iters_per_epoch
+        return (trainer.iter + 1) // steps > trainer.iter // steps
+
+
+class Period:
+    """An attribute of a hook: the period of its ``_every``, which ported code reads and sets, as ``hook._period = 50``.
+
+    Its value is a number of iterations, 0 for never, or the Duration if the period is not in iterations.
+
+    Args:
+        at_end: as for :class:`Every`, for hooks that have none yet.
+    """
+
+    def __init__(self, at_end: bool = False) -> None:
+        self._at_end = at_end
+
+    def __get__(self, hook: Any, owner: Any = None) -> Any:
+        if hook is None:
+            return self
+        period = hook._every.period
+        return period if period and period.unit != "it" else int(period.value) if period else 0
+
+    def __set__(self, hook: Any, period: "Duration | int | str | None") -> None:
+        every = vars(hook).get("_every")
+        hook._every = Every(period, self._at_end if every is None else every.at_end)

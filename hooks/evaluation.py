@@ -8,11 +8,10 @@ from typing import Any
 
 from ..config import ConfigError, Duration
 from ..config.registry import locate
-from .base import HOOK_REGISTRY, HookBase
-from .every import Every, Period
+from .base import HOOK_REGISTRY, Every, HookBase, Period
 from .history_buffer import combine
 
-__all__ = ["EvalHook", "EvalWhen", "Monitor", "SanityCheck", "flatten_names", "names_function"]
+__all__ = ["EvalHook", "Monitor", "flatten_names", "names_function"]
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +85,8 @@ class EvalHook(HookBase):
         trainer.storage.put_scalars(**metrics, smoothing_hint=False)
         if metrics:
             line = "  ".join(f"{name}: {value:.5g}" for name, value in metrics.items())
-            logger.info("Evaluation:  %s  (%.2g s)", line, time.perf_counter() - start)
+            place = "table" if self._main else ""
+            logger.info("Evaluation:  %s  (%.2g s)", line, time.perf_counter() - start, extra={"shown_in": place})
         if self._main:
             trainer.emit("after_eval", results)
 
@@ -108,69 +108,6 @@ class EvalHook(HookBase):
     def on_eval(self) -> None:
         if self._main and self.trainer.iter != self._evaluated_at:  # not if after_step has evaluated in this step
             self._do_eval()
-
-
-@HOOK_REGISTRY.register()
-class EvalWhen(HookBase):
-    """Requests an evaluation at the end of each step for which a function of the trainer returns True.
-
-    Args:
-        function: called as ``function(trainer)`` in ``after_step``; or its name, ``"my_module:function"``.
-
-    Raises:
-        ConfigError: there is no such function.
-    """
-
-    def __init__(self, function: Callable[[Any], bool] | str) -> None:
-        self.function = locate(function) if isinstance(function, str) else function
-        if not callable(self.function):
-            raise ConfigError(f"EvalWhen: function must be a function of the trainer, or its name, not {function!r}")
-
-    def after_step(self) -> None:
-        if self.function(self.trainer):
-            self.trainer.request_eval()
-
-
-@HOOK_REGISTRY.register()
-class SanityCheck(HookBase):
-    """Evaluates a few batches of each test set before training, so that an error there appears in the first seconds.
-
-    Does not put the results into the storage. Emits ``before_sanity_check`` and ``after_sanity_check(results)``.
-    DefaultTrainer adds it, with ``TEST.SANITY_CHECK_BATCHES``, and calls :meth:`run` before it writes to OUTPUT_DIR:
-    an error changes nothing on the disk. Other trainers run it in ``before_train``.
-
-    Args:
-        num_batches: number of batches of each set.
-        evaluate: called as ``evaluate(num_batches)``. Default: the trainer's ``evaluate(max_batches=num_batches)``.
-    """
-
-    single = True
-
-    def __init__(self, num_batches: int = 2, evaluate: Callable[[int], Any] | None = None) -> None:
-        self._num_batches = num_batches
-        self._evaluate = evaluate
-        self._passed = False
-
-    def before_train(self) -> None:
-        if not self._passed:
-            self.run()
-        self._passed = False  # a second training is checked again
-
-    def run(self) -> None:
-        """Evaluate the batches."""
-        self.trainer.emit("before_sanity_check")
-        start = time.perf_counter()
-        try:
-            if self._evaluate is None:
-                results = self.trainer.evaluate(max_batches=self._num_batches)
-            else:
-                results = self._evaluate(self._num_batches)
-        except Exception as error:
-            error.add_note("in the check of a few test batches before training (TEST.SANITY_CHECK_BATCHES: 0 skips it)")
-            raise
-        logger.info("Sanity check of %d test batches passed (%.2g s)", self._num_batches, time.perf_counter() - start)
-        self.trainer.emit("after_sanity_check", results)
-        self._passed = True
 
 
 def flatten_names(results: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

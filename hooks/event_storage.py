@@ -4,21 +4,18 @@ Putting a metric appends it to a list. Values are copied from the GPU, smoothed 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 
 from ..config.errors import loading, suggest
-from .history_buffer import OVER_RANKS, HistoryBuffer, as_scalar, by_name
-from .media import MediaStorage
+from .history_buffer import OVER_RANKS, HistoryBuffer, MediaStorage, as_scalar, by_name, table
 
-__all__ = ["EventStorage", "Row", "get_event_storage", "has_event_storage", "scratch_storage"]
+__all__ = ["EventStorage", "Row", "get_event_storage", "has_event_storage"]
 
-Row = tuple[int, dict[str, float]]
-"""One line of metrics: the iteration, and the values by name."""
+Row = tuple[int, dict[str, float]]  # one line of metrics: the iteration, and the values by name
 
 _MAX_PENDING = 4096  # more values are read by themselves, to limit memory in a run without writers
 
@@ -27,11 +24,7 @@ _CURRENT_STORAGE_STACK: list["EventStorage"] = []
 
 
 def get_event_storage() -> "EventStorage":
-    """Return the storage of the current run.
-
-    Raises:
-        RuntimeError: nothing is training: there is no ``with EventStorage(...)`` around this call.
-    """
+    """Return the storage of the current run. Raises a RuntimeError outside of ``with EventStorage(...)``."""
     if not _CURRENT_STORAGE_STACK:
         raise RuntimeError("get_event_storage() works inside 'with EventStorage(...)', so while a trainer trains")
     return _CURRENT_STORAGE_STACK[-1]
@@ -40,17 +33,6 @@ def get_event_storage() -> "EventStorage":
 def has_event_storage() -> bool:
     """Return whether a run is in progress: False in an evaluation or prediction outside of training."""
     return bool(_CURRENT_STORAGE_STACK) and _CURRENT_STORAGE_STACK[-1].of_run
-
-
-@contextmanager
-def scratch_storage(iteration: int) -> Iterator[None]:
-    """Open a storage that is then discarded, if none is open, for hooks that are called outside of training."""
-    if has_event_storage():
-        yield
-        return
-    with EventStorage(iteration) as storage:
-        storage.of_run = False
-        yield
 
 
 class EventStorage(MediaStorage):
@@ -74,15 +56,11 @@ class EventStorage(MediaStorage):
         self._hints: dict[str, bool] = {}
         self._number = 0  # how often pending values were read; see rows()
         self._cache: dict[Any, Any] = {}  # what several writers ask for, until values change
+        # How metrics are combined over ranks, by name; see combine(). Until replace() they hold this rank's values.
         self.over_ranks: dict[str, str] = {}
-        """How metrics are combined over ranks, by name; see :func:`combine`. Until :meth:`replace` they hold this
-        rank's values."""
-        self.shared_until = self.iter - 1
-        """The last iteration whose values are combined over ranks."""
-        self.evaluated: set[str] = set()
-        """Names of metrics that are results of evaluations."""
-        self.loaded = 0
-        """The number of the last value that :meth:`load_state_dict` loaded; see :meth:`rows`."""
+        self.shared_until = self.iter - 1  # the last iteration whose values are combined over ranks
+        self.evaluated: set[str] = set()  # names of metrics that are results of evaluations
+        self.loaded = 0  # the number of the last value that load_state_dict() loaded; see rows()
 
     def put_scalar(
         self,
@@ -111,8 +89,7 @@ class EventStorage(MediaStorage):
             self._on_device |= isinstance(value, torch.Tensor)
         if over_ranks is not None:
             if over_ranks not in OVER_RANKS:
-                known = ", ".join(OVER_RANKS)
-                raise ValueError(f"metric {name!r}: over_ranks must be one of {known}, not {over_ranks!r}")
+                raise ValueError(f"metric {name!r}: over_ranks must be one of {[*OVER_RANKS]}, not {over_ranks!r}")
             self.over_ranks[self._prefix + name] = over_ranks
         self._append({name: value}, smoothing_hint, cur_iter)
 
@@ -134,11 +111,7 @@ class EventStorage(MediaStorage):
             self._read_pending()
 
     def history(self, name: str) -> HistoryBuffer:
-        """Return the recent values of a metric.
-
-        Raises:
-            KeyError: there is no such metric.
-        """
+        """Return the recent values of a metric. Raises a KeyError if there is no such metric."""
         histories = self.histories()
         if name not in histories:
             raise KeyError(f"no metric {name!r} among those put: {', '.join(histories)}{suggest(name, histories)}")
@@ -208,23 +181,15 @@ class EventStorage(MediaStorage):
         return self._cache[key], self._number
 
     def to_pandas(self, prefix: str = "") -> Any:
-        """Return the kept values of all metrics, or of those whose name begins with ``prefix``, as a DataFrame.
-
-        The index is the iteration; NaN where a metric has no value.
-        """
-        import pandas
-
-        columns = {name: {it: value for value, it in one.values()} for name, one in self.histories(prefix).items()}
-        return pandas.DataFrame(columns).sort_index().rename_axis("iteration")
+        """Return the kept values of metrics whose name begins with ``prefix`` as a DataFrame, by iteration."""
+        return table(self.histories(prefix))
 
     def _reported(self, name: str, window_size: int) -> float:
         """Return the value for writers: the last one, or that over the last ``window_size`` iterations."""
-        history = self._buffers[name]
-        if not self._hints[name]:
-            return history.latest()
         key = (name, type(window_size), window_size)
         if key not in self._cache:
-            self._cache[key] = history.smoothed(window_size)
+            history = self._buffers[name]
+            self._cache[key] = history.smoothed(window_size) if self._hints[name] else history.latest()
         return self._cache[key]
 
     def _read_pending(self) -> None:
@@ -241,16 +206,8 @@ class EventStorage(MediaStorage):
             self._hints[name] = smoothing_hint
         self._on_device = False
 
-    def average_over_ranks(self, names: Iterable[str]) -> None:
-        """Replace the values of these losses by their means over ranks, when metrics are written or saved."""
-        self.over_ranks |= dict.fromkeys(names, "loss")
-
     def replace(self, name: str, values: Mapping[int, float]) -> None:
-        """Replace the latest values of a metric, given by iteration.
-
-        Raises:
-            KeyError: there is no such metric.
-        """
+        """Replace the latest values of a metric, given by iteration."""
         self.history(name).replace(values)
         self._cache.clear()
 
@@ -267,11 +224,7 @@ class EventStorage(MediaStorage):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Raises:
-            ConfigError: ``state_dict`` is not the state of a storage.
-        """
+        """Restore what :meth:`state_dict` returned. Raises a ConfigError if that is not the state of a storage."""
         with loading("the metrics in the checkpoint"):
             for name, state in state_dict["histories"].items():
                 self._buffers[name] = HistoryBuffer()

@@ -1,20 +1,19 @@
 """Plain functions as hooks: ``@on("after_step", every="100it")``."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from ..config import ConfigError, Duration, suggest
 from ..config.registry import is_again
-from .base import EVENTS, HookBase
-from .every import Every
+from .base import EVENTS, Every, HookBase
 
 __all__ = ["CallbackHook", "FunctionHook", "off", "on"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Events that come once in a run, and those at which a period may end: the events of a step.
-_ONCE = ("on_registered", "before_train", "after_train", "on_exception", "after_run")
+# The events at which a period may end: those of a step.
 _PERIODIC = EVENTS[EVENTS.index("before_epoch") : EVENTS.index("after_zero_grad") + 1]
 
 
@@ -22,7 +21,6 @@ class CallbackHook(HookBase):
     """A hook made of functions, which are called as ``function(trainer, *event_arguments)``.
 
     Args:
-        custom: functions for custom events (see ``trainer.emit``), by event.
         **callbacks: functions for events of :class:`HookBase`. None is skipped.
 
     Raises:
@@ -31,16 +29,8 @@ class CallbackHook(HookBase):
     Example: ``CallbackHook(after_step=lambda trainer: print(trainer.iter))``
     """
 
-    def __init__(
-        self,
-        *,
-        custom: Mapping[str, Callable[..., None]] | None = None,
-        **callbacks: Callable[..., None] | None,
-    ) -> None:
-        for event in callbacks:
-            if event not in EVENTS:
-                raise ConfigError(f"CallbackHook: there is no event {event!r}{suggest(event, EVENTS)}")
-        for event, function in {**callbacks, **(custom or {})}.items():
+    def __init__(self, **callbacks: Callable[..., None] | None) -> None:
+        for event, function in callbacks.items():
             if function is not None:
                 check_arguments(function, event)
                 setattr(self, event, self._bind(function))
@@ -54,12 +44,10 @@ class FunctionHook(HookBase):
 
     Args:
         function: the function.
-        event: an event of :class:`HookBase`; with ``custom``, any name (see ``trainer.emit``).
-        every: a duration. Call the function only in steps that end such a period. For events outside of steps, such as
-            ``after_eval``, ``after_save`` or a custom event, a number: call it every so many times. It saves the count.
+        event: an event of :class:`HookBase`.
+        every: a duration. Call the function only in steps that end such a period. For events of a step.
         once: call the function only the first time.
         when: call the function only if ``when(trainer)`` is true.
-        custom: whether the event is a custom one.
         uses_outputs: whether the function reads ``trainer.batch`` and ``trainer.outputs``.
         uses_indices: whether it reads ``trainer.sample_indices``.
 
@@ -76,29 +64,18 @@ class FunctionHook(HookBase):
         every: "Duration | int | str | None" = None,
         once: bool = False,
         when: Callable[[Any], bool] | None = None,
-        custom: bool = False,
         uses_outputs: bool = False,
         uses_indices: bool = False,
     ) -> None:
-        if event not in EVENTS and not custom:
-            raise ConfigError(
-                f"there is no event {event!r}{suggest(event, EVENTS)}. For a custom event pass custom=True"
-            )
         check_arguments(function, event)
-        counts = event not in _PERIODIC
-        if every is not None and event in _ONCE:
-            raise ConfigError(f"every={every!r} cannot be used with {event}, which comes once in a run")
-        if every is not None and counts and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+        if every is not None and event not in _PERIODIC:
             raise ConfigError(
-                f"every={every!r} cannot be used with {event}, which is not an event of a step: give the number of "
-                f"times, such as every=2. Durations work with {', '.join(_PERIODIC)}"
+                f"every={every!r} cannot be used with {event}, which is not an event of a step: {', '.join(_PERIODIC)}"
             )
         self.function = function
         self.event = event
         self.display_name = f"@on({event}) {getattr(function, '__qualname__', repr(function))}"
-        self._every = None if every is None or counts else Every(every)
-        self._times = int(every) if counts and isinstance(every, int) else 0  # every so many calls of the event
-        self._count = 0
+        self._every = None if every is None else Every(every)
         self._once = once
         self._when = when
         self._done = False
@@ -107,91 +84,62 @@ class FunctionHook(HookBase):
         setattr(self, event, self._call)
 
     def _call(self, *args: Any, **kwargs: Any) -> None:
-        trainer = self.trainer
+        trainer, every = self.trainer, self._every
         if self._once and self._done:
             return
-        if self._every is not None and not self._due(trainer):
-            return
-        if self._times:
-            self._count += 1
-            if self._count % self._times:
-                return
-        if self._when is not None and not self._when(trainer):
-            return
-        self._done = True
-        self.function(trainer, *args, **kwargs)
-
-    def _due(self, trainer: Any) -> bool:
-        every = self._every
-        assert every is not None
-        if self.event == "before_epoch" and every.period.unit == "ep":  # counted where epochs begin
-            return trainer.epoch % every.period.value == 0
-        return every(trainer)
+        if every is None:
+            due = True
+        elif self.event == "before_epoch" and every.period.unit == "ep":  # counted where epochs begin
+            due = trainer.epoch % every.period.value == 0
+        else:
+            due = every(trainer)
+        if due and (self._when is None or self._when(trainer)):
+            self._done = True
+            self.function(trainer, *args, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
-        return ({"done": self._done} if self._once else {}) | ({"count": self._count} if self._times else {})
+        return {"done": self._done} if self._once else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._done = state_dict.get("done", False)
-        self._count = state_dict.get("count", 0)
 
     def reset_state(self) -> None:
-        self._done, self._count = False, 0
+        self._done = False
 
 
 def check_arguments(function: Callable[..., Any], event: str) -> None:
-    """Check that a function takes the trainer and the arguments of an event. Those of a custom event are not known.
+    """Check that a function takes the trainer and the arguments of an event.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: it does not, or there is no such event.
     """
-    method = getattr(HookBase, event, None)
+    if event not in EVENTS:
+        raise ConfigError(
+            f"there is no event {event!r}{suggest(event, EVENTS)}. For an event of your own, write a HookBase with a "
+            "method of that name"
+        )
+    names = ["trainer", *list(inspect.signature(getattr(HookBase, event)).parameters)[1:]]
     try:
-        signature = inspect.signature(function)
-    except (ValueError, TypeError):  # unknown, as of some builtins
+        inspect.signature(function).bind(*names)
+    except ValueError:  # the signature is unknown, as of some builtins
         return
-    if method is None:
-        return
-    names = ["trainer", *list(inspect.signature(method).parameters)[1:]]
-    try:
-        signature.bind(*names)
     except TypeError as error:
         name = getattr(function, "__qualname__", repr(function))
-        raise ConfigError(
-            f"{event} calls a function as f({', '.join(names)}), but {name}{signature}: {error}"
-        ) from None
+        raise ConfigError(f"{event} calls a function as f({', '.join(names)}), which {name} is not: {error}") from None
 
 
-class _Waiting:
-    """A decorated function that trainers register when training starts."""
-
-    def __init__(self, trainer: str | None, make: Callable[[], FunctionHook]) -> None:
-        self.trainer = trainer
-        self.make = make
-        self.hook = make()  # created now, so that a wrong argument fails at the decorator
-        self.function = self.hook.function
+# For trainers that start later: the name of the trainer or None, a hook, and what makes another one like it.
+WAITING: list[tuple[str | None, FunctionHook, Callable[[], FunctionHook]]] = []
 
 
-_WAITING: list[_Waiting] = []
-
-
-def on(
-    event: str,
-    *,
-    every: "Duration | int | str | None" = None,
-    once: bool = False,
-    when: Callable[[Any], bool] | None = None,
-    trainer: Any = None,
-    custom: bool = False,
-    uses_outputs: bool = False,
-    uses_indices: bool = False,
-) -> Callable[[F], F]:
+def on(event: str, *, trainer: Any = None, **options: Any) -> Callable[[F], F]:
     """Decorate a function to be called at an event.
 
     Args:
-        event, every, once, when, custom, uses_outputs, uses_indices: see :class:`FunctionHook`.
+        event: an event of :class:`HookBase`.
         trainer: a trainer, or the name of one (its ``name`` or its class). None: every trainer of this process that
             starts training from now on, until :func:`off`.
+        **options: ``every``, ``once``, ``when``, ``uses_outputs``, ``uses_indices``; see :class:`FunctionHook`.
 
     Returns:
         A decorator that returns the function unchanged. A function of the same module, name and event replaces the
@@ -205,17 +153,13 @@ def on(
     """
 
     def decorate(function: F) -> F:
-        def make() -> FunctionHook:
-            options: dict[str, Any] = {"every": every, "once": once, "when": when, "custom": custom}
-            uses: dict[str, Any] = {"uses_outputs": uses_outputs, "uses_indices": uses_indices}
-            return FunctionHook(function, event, **uses, **options)
-
+        make = partial(FunctionHook, function, event, **options)
+        hook = make()
         if trainer is None or isinstance(trainer, str):
-            new = _Waiting(trainer, make)
-            _WAITING[:] = [waiting for waiting in _WAITING if not replaces(new.hook, waiting.hook)]
-            _WAITING.append(new)
+            WAITING[:] = [waiting for waiting in WAITING if not replaces(hook, waiting[1])]
+            WAITING.append((trainer, hook, make))
         else:
-            trainer.register_hooks([make()])
+            trainer.register_hooks([hook])
         return function
 
     return decorate
@@ -223,7 +167,7 @@ def on(
 
 def off(function: Callable[..., Any]) -> None:
     """Undo :func:`on` without a trainer or with a name. Trainers that have registered the function keep it."""
-    _WAITING[:] = [waiting for waiting in _WAITING if waiting.function is not function]
+    WAITING[:] = [waiting for waiting in WAITING if waiting[1].function is not function]
 
 
 def replaces(new: HookBase, hook: HookBase) -> bool:
@@ -235,11 +179,6 @@ def replaces(new: HookBase, hook: HookBase) -> bool:
 
 def functions_for(names: Iterable[str], present: Iterable[HookBase]) -> list[HookBase]:
     """Return new hooks for functions decorated for a trainer with one of ``names``, unless they are in ``present``."""
-    origins = {id(getattr(hook, "origin", None)) for hook in present}
-    hooks: list[HookBase] = []
-    for waiting in _WAITING:
-        if (waiting.trainer is None or waiting.trainer in names) and id(waiting) not in origins:
-            hook = waiting.make()
-            hook.origin = waiting  # type: ignore[attr-defined]
-            hooks.append(hook)
-    return hooks
+    there = [(hook.function, hook.event) for hook in present if isinstance(hook, FunctionHook)]
+    wanted = [(hook, make) for trainer, hook, make in WAITING if trainer is None or trainer in names]
+    return [make() for hook, make in wanted if (hook.function, hook.event) not in there]

@@ -1,15 +1,20 @@
-"""Order of the test files, and fixtures that several of them use."""
+"""Order of the test files, and fixtures that several of them use.
+
+With the environment variable HOOKLINE_TEST_SEED, a number, files and the tests in each are in a random order.
+"""
 
 import logging
 import os
+import random
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 from loggers import unchanged_logging
 
 # The longest files come first, so that the two processes end at about the same time.
-FIRST = ("faults", "distributed", "test_readme.py", "test_package.py", "tools")
+FIRST = ("promises", "distributed", "test_package.py", "tools")
 
 
 # Set before torch is imported. Processes that tests start inherit it: they share the cores.
@@ -25,6 +30,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     places = {name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path.relative_to(here).parts[0], len(FIRST)))
+    if seed := os.environ.get("HOOKLINE_TEST_SEED"):
+        items.sort(key=lambda item: random.Random(f"{seed} {item.nodeid}").random())
+        items.sort(key=lambda item: random.Random(f"{seed} {item.path}").random())
 
 
 @pytest.fixture
@@ -47,3 +55,14 @@ def _restore_logging():
 def _restore_logging_after_fixtures_of_a_module():
     with unchanged_logging():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _forget_modules_of_this_test(tmp_path_factory: pytest.TempPathFactory):
+    """A module that a test wrote and imported is gone after it: the next test may write one of that name."""
+    before = set(sys.modules)
+    yield
+    folder = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        if str(vars(sys.modules[name]).get("__file__")).startswith(folder):
+            del sys.modules[name]

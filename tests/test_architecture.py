@@ -1,6 +1,11 @@
 """Layers, rooms and circles, read from the imports themselves."""
 
+import ast
+import json
 import re
+import subprocess
+import sys
+from collections import Counter
 
 import rooms
 
@@ -52,17 +57,71 @@ def test_every_room_has_a_docstring():
             assert path.read_text().startswith('"""'), name
 
 
-def test_the_table_of_imports_leaves_out_what_follows_from_others():
-    assert "| `engine/launch.py` | `engine/ranks` |" in rooms.table()
+# Trains with a save, resumes with a save, and prints the functions that were entered, by file.
+TRACED = """
+import json, sys, threading
+from collections import defaultdict
+from pathlib import Path
+
+from hookline.config import get_cfg
+from hookline.engine import DefaultTrainer
+
+root, config, output = sys.argv[1:]
+entered = defaultdict(set)
 
 
-def test_the_docs_name_a_short_core_path():
-    text = rooms.PAGE.read_text()
-    core = [
-        line.split("`")[1]
-        for line in text.splitlines()
-        if line.startswith("| `") and line.split("`")[1].endswith(".py") and "/" in line.split("`")[1]
-    ]
-    assert len(core) == 8
+def note(frame, event, argument):
+    code = frame.f_code
+    if event == "call" and code.co_filename.startswith(root):
+        entered[str(Path(code.co_filename).relative_to(root))].add(code.co_qualname)
+
+
+for resume, length in ((False, 4), (True, 8)):
+    cfg = get_cfg()
+    cfg.merge_from_file(config)
+    cfg.merge_from_list(["OUTPUT_DIR", output, "SOLVER.MAX_ITER", length, "SOLVER.CHECKPOINT_PERIOD", 2])
+    sys.setprofile(note)
+    threading.setprofile(note)
+    trainer = DefaultTrainer(cfg)
+    trainer.resume_or_load(resume=resume)
+    trainer.train()
+    sys.setprofile(None)
+    threading.setprofile(None)
+Path(output, "entered.json").write_text(json.dumps({file: sorted(names) for file, names in entered.items()}))
+"""
+
+
+def functions(path):
+    """The number of lines of each function of a file, by qualified name."""
+    lines = Counter()
+
+    def add(node, prefix):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef):
+                lines[prefix + child.name] += child.end_lineno - child.lineno + 1
+            elif isinstance(child, ast.ClassDef):
+                add(child, f"{prefix}{child.name}.")
+
+    add(ast.parse(path.read_text()), "")
+    return lines
+
+
+def test_the_core_path_is_what_a_run_passes_through(tmp_path):
+    core = re.findall(r"^\| `(\S+/\S+\.py)` \|", rooms.PAGE.read_text().partition("## Rooms")[0], re.MULTILINE)
+    assert len(core) == 6
     lines = sum(len((rooms.ROOT / path).read_text().splitlines()) for path in core)
-    assert lines <= 3450, f"{lines} lines: move what a first reader does not need into its room"
+    assert lines <= 2200, f"{lines} lines: take away, or move what a default run does not use into its room"
+
+    config = rooms.ROOT / "configs/synthetic/mlp.yaml"
+    command = [sys.executable, "-c", TRACED, str(rooms.ROOT), str(config), str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    entered, seen = json.loads((tmp_path / "entered.json").read_text()), {}
+    for path in entered.keys() & {str(file.relative_to(rooms.ROOT)) for file in rooms.modules().values()}:
+        all_lines = functions(rooms.ROOT / path)
+        seen[path] = sum(number for name, number in all_lines.items() if name in entered[path])
+        if path in core:
+            share = seen[path] / all_lines.total()
+            assert share >= 0.7, f"a default run enters only {share:.0%} of the functions in {path}"
+    others = sorted((number for path, number in seen.items() if path not in core), reverse=True)
+    # With a tenth of slack: files beside the core grow and shrink by a few lines.
+    assert sum(seen[path] for path in core) > 0.9 * sum(others[: len(core)]), "six other files explain more of a run"

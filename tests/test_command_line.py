@@ -1,8 +1,6 @@
 import gc
 import sys
 
-import pytest
-
 from hookline.command_line import slow_imports
 from hookline.engine import default_argument_parser
 
@@ -16,24 +14,11 @@ def test_options_are_those_of_detectron2():
     assert args.opts == ["SOLVER.BASE_LR", "0.1", "SEED", "3"]
 
 
-def test_help_shows_examples(capsys):
-    with pytest.raises(SystemExit):
-        default_argument_parser().parse_args(["--help"])
-    assert "--eval-only MODEL.WEIGHTS path/to/model.pth" in capsys.readouterr().out
-
-
-def test_imports_are_not_interrupted_by_collections_and_left_out_of_later_ones(monkeypatch):
+def test_imports_are_not_interrupted_by_collections(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch")
     try:
         with slow_imports():
             assert not gc.isenabled()
         assert gc.isenabled()
-        assert gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()
-
-
-def test_imports_after_torch_leave_collections_as_they_are():
-    with slow_imports():
-        assert gc.isenabled()
-    assert gc.get_freeze_count() == 0

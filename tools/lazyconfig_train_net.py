@@ -19,13 +19,12 @@ A config has these objects; calls are written with LazyCall:
 
 import argparse
 import logging
-import traceback
 from typing import Any
 
+from omegaconf import OmegaConf
 from torch import nn
 
 from hookline.config import ConfigError, LazyConfig, UnknownKeyError, instantiate
-from hookline.config.errors import first_line
 from hookline.engine import (
     AMPTrainer,
     SimpleTrainer,
@@ -45,47 +44,21 @@ from hookline.engine.modeling import ModelAdapter
 
 logger = logging.getLogger("hookline.lazy")
 
-NEEDED = (
-    "model",
-    "optimizer",
-    "lr_multiplier",
-    "dataloader.train",
-    *(f"train.{key}" for key in ("output_dir", "max_iter")),
-)
+NEEDED = ("model", "optimizer", "lr_multiplier", "dataloader.train", "train.output_dir", "train.max_iter")
 
 
 def load(args: argparse.Namespace) -> Any:
     """Load the config file, and apply the command line."""
-    if not args.config_file:
-        raise ConfigError("--config-file: is needed, such as configs/synthetic/mlp_lazy.py")
-    try:
-        cfg = LazyConfig.load(args.config_file)
-    except ConfigError:
-        raise
-    except Exception as error:  # the file is a program
-        frames = traceback.extract_tb(error.__traceback__)
-        line = next((f":{frame.lineno}" for frame in frames if frame.filename == args.config_file), "")
-        raise ConfigError(f"{args.config_file}{line}: {type(error).__name__}: {first_line(error)}") from error
-    cfg = LazyConfig.apply_overrides(cfg, args.opts)
-    for key in NEEDED:
-        if find(cfg, key) is None:
+    cfg = LazyConfig.apply_overrides(LazyConfig.load(args.config_file), args.opts)
+    for key in (*NEEDED, *(("dataloader.evaluator", "train.init_checkpoint") if args.eval_only else ())):
+        if not find(cfg, key):
             raise UnknownKeyError(f"{args.config_file}: there is no {key}")
-    if args.eval_only and (
-        not find(cfg, "dataloader.evaluator") or not (find(cfg, "train.init_checkpoint") or args.resume)
-    ):
-        raise ConfigError(
-            "--eval-only: needs dataloader.test, dataloader.evaluator, and train.init_checkpoint or --resume"
-        )
     return cfg
 
 
 def find(cfg: Any, key: str, default: Any = None) -> Any:
     """Return the value of a dotted key, or a default."""
-    for part in key.split("."):
-        if part not in cfg:
-            return default
-        cfg = cfg[part]
-    return cfg
+    return OmegaConf.select(cfg, key, default=default)
 
 
 def build_model(cfg: Any) -> nn.Module:
@@ -136,13 +109,10 @@ def main(args: argparse.Namespace) -> None:
     default_setup(cfg, args)
     if args.eval_only:
         model = build_model(cfg)
-        adapter = instantiate(find(cfg, "adapter")) or ModelAdapter()
-        Checkpointer(model, cfg.train.output_dir).resume_or_load(
-            find(cfg, "train.init_checkpoint", ""), resume=args.resume
-        )
+        Checkpointer(model, cfg.train.output_dir).resume_or_load(cfg.train.init_checkpoint, resume=args.resume)
         begin_run(cfg)
-        results = evaluate(cfg, model, adapter)
-        logger.info("Results:\n%s", format_results(results))
+        adapter = instantiate(find(cfg, "adapter")) or ModelAdapter()
+        logger.info("Results:\n%s", format_results(evaluate(cfg, model, adapter)))
         return
     exit_code = train(cfg, args.resume)
     if exit_code:  # the run was stopped: see docs/errors.md

@@ -11,7 +11,6 @@ import re
 import secrets
 import shutil
 import stat
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any, Literal, Self
@@ -118,34 +117,23 @@ def check_regular(path: str) -> None:
         raise ConfigError(f"{path} is {kind}, and a run needs a regular file there: remove it")
 
 
-def _leftovers(folder: str, prefix: str, older: float = 0) -> Iterator[tuple[str, str]]:
+def _leftovers(folder: str, prefix: str) -> Iterator[tuple[str, str]]:
     """Yield what other processes left with a reserved prefix: (path, target name)."""
     with suppress(OSError):
         for name in sorted(os.listdir(folder)):
             match = _NAME.fullmatch(name) if name.startswith(prefix) else None
-            path = os.path.join(folder, name)
-            if match and match[1] != _PROCESS and time.time() - _changed(path) >= older:
-                yield path, match[2]
+            if match and match[1] != _PROCESS:
+                yield os.path.join(folder, name), match[2]
 
 
-def _changed(path: str) -> float:
-    """Return when a file, or a folder or one of its files, was last changed."""
-    names = os.listdir(path) if os.path.isdir(path) and not os.path.islink(path) else []
-    return max(os.lstat(one).st_mtime for one in (path, *(os.path.join(path, name) for name in names)))
-
-
-def remove_leftovers(folder: str, alone: bool = False) -> list[str]:
-    """Remove the temporary files and folders that killed processes left in a folder.
-
-    Args:
-        folder: may be missing.
-        alone: no other process writes there. Otherwise files that changed within the last hour stay.
+def remove_leftovers(folder: str) -> list[str]:
+    """Remove the temporary files and folders that killed processes left in a folder; no other process may write there.
 
     Returns:
         The target names of the files.
     """
     removed = []
-    for path, name in _leftovers(folder, _TEMPORARY, -1e9 if alone else 3600):
+    for path, name in _leftovers(folder, _TEMPORARY):
         with suppress(OSError):
             _remove(path)
             removed.append(name)
@@ -155,7 +143,7 @@ def remove_leftovers(folder: str, alone: bool = False) -> list[str]:
 def put_back(folder: str) -> list[str]:
     """Undo the replacement of a checkpoint (see :func:`displaced`) that a kill interrupted. Returns restored names."""
     back = []
-    for path, name in _leftovers(folder, _DISPLACED, -1e9):
+    for path, name in _leftovers(folder, _DISPLACED):
         with suppress(OSError):
             if os.path.lexists(os.path.join(folder, name)):
                 _remove(path)
@@ -223,8 +211,8 @@ def sync_directory(path: str) -> None:
 
 def shown_path(path: str) -> str:
     """Return a path as messages show it: relative if it is below the current folder."""
-    relative = path if "://" in path else os.path.relpath(path)
-    return path if "://" in path or relative.startswith(os.pardir) else os.path.join(os.curdir, relative)
+    relative = os.path.relpath(path)
+    return path if relative.startswith(os.pardir) else os.path.join(os.curdir, relative)
 
 
 # ---------------------------------------------------------------------- errors
@@ -250,22 +238,7 @@ class WriteError(OSError):
         return cls(cause.errno, cause.strerror or str(cause) or type(cause).__name__, path)
 
     def __str__(self) -> str:
-        advice = _ADVICE.get(self.errno or 0, _GENERAL_ADVICE)
-        return f"cannot {self.verb} {self.filename}: {self.strerror}; {advice}"
-
-
-_GENERAL_ADVICE = "see to the disk or choose another folder (OUTPUT_DIR)"
-_ADVICE = {
-    **dict.fromkeys(
-        (errno.ENOSPC, errno.EDQUOT),
-        "make room there, keep fewer checkpoints (CHECKPOINT.MAX_TO_KEEP) or choose another folder (OUTPUT_DIR)",
-    ),
-    errno.EFBIG: "raise the limit on the size of files (ulimit -f), or choose another file system (OUTPUT_DIR)",
-    **dict.fromkeys(
-        (errno.EACCES, errno.EPERM, errno.EROFS), "allow writing there, or choose another folder (OUTPUT_DIR)"
-    ),
-    **dict.fromkeys(
-        (errno.ENOENT, errno.ENOTDIR, errno.EEXIST),
-        "its folder was removed; create it again, or choose another one (OUTPUT_DIR)",
-    ),
-}
+        return (
+            f"cannot {self.verb} {self.filename}: {self.strerror}; make room there (CHECKPOINT.MAX_TO_KEEP keeps fewer "
+            "checkpoints), allow writing, or choose another folder (OUTPUT_DIR)"
+        )

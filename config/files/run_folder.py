@@ -33,18 +33,17 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["CHECKPOINT", "RECORDS", "RunFolder", "claim", "is_claimed", "is_in_run_folder", "run_folder"]
+__all__ = ["RECORDS", "RunFolder", "claim", "is_claimed", "is_in_run_folder", "run_folder"]
 
 logger = logging.getLogger(__name__)
 
 RECORDS = ".hookline"
 """The folder in OUTPUT_DIR for the records of a run."""
 
-CHECKPOINT = re.compile(r"(rolling_\d{7,}|model_(\d{7,}|final|exception|in_memory|best(_\d{7,}(_\w+)?)?))\.pth")
 # The files of a run in a folder without a list.
 _RUN_FILE = re.compile(
     r"config\.yaml|log\.txt(\.rank\d+)?|metrics\.(json|csv)|last_checkpoint|curves\.(png|html)"
-    rf"|events\.out\.tfevents\.\d{{10}}\..+|{CHECKPOINT.pattern}"
+    r"|events\.out\.tfevents\.\d{10}\..+|(rolling_\d{7,}|model_(\d{7,}|final|exception|best(_\d{7,}(_\w+)?)?))\.pth"
 )
 
 _folders: dict[str, "RunFolder"] = {}
@@ -88,9 +87,9 @@ def is_in_run_folder(path: str) -> bool:
 def _find(path: str) -> tuple["RunFolder | None", str]:
     """The innermost open folder that a path is in, and its name there."""
     absolute = "" if "://" in path else os.path.abspath(path)
-    around = [one for one in _folders.values() if one.is_open and absolute.startswith(os.path.join(one.path, ""))]
+    around = [one for one in _folders.values() if one.is_open and absolute.startswith(one.prefix)]
     folder = max(around, key=lambda one: len(one.path), default=None)
-    return folder, os.path.relpath(absolute, folder.path) if folder else ""
+    return folder, absolute[len(folder.prefix) :] if folder else ""
 
 
 class RunFolder:
@@ -105,6 +104,7 @@ class RunFolder:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.prefix = os.path.join(path, "")
         self.before_first_claim: Callable[[], Any] | None = None
         self._names: set[str] = set()
         self._opened = False
@@ -132,10 +132,10 @@ class RunFolder:
         with self._mutex:
             if self.before_first_claim is not None:
                 self.before_first_claim()
-            name = os.path.normpath(name)
             if name in self:
                 os.stat(self._own("files"))  # a FileNotFoundError if the folder was removed
                 return
+            name = os.path.normpath(name)
             path = os.path.join(self.path, name)
             if not keep and os.path.lexists(path):
                 os.rename(path, other := free_name(path))
@@ -288,7 +288,7 @@ class RunFolder:
     def _recover(self) -> list[str]:
         back = put_back(self.path)
         for folder in (self.path, self._own("")):
-            remove_leftovers(folder, alone=True)
+            remove_leftovers(folder)
         if self.needs_recovery:
             back += sorted(os.listdir(self._own("moving")))
             _move_back(self._own("moving"), self.path)

@@ -4,15 +4,16 @@ from typing import Any
 
 from torch import nn
 
-from ...hooks.common.tensors import has_shards
+from ...config import ConfigError
+from ...hooks.common import has_shards
 from .checkpointer import (
     Checkpointer,
     CheckpointError,
     DetectionCheckpointer,
     PeriodicCheckpointer,
-    save_weights,
     unwrap_model,
 )
+from .weights import save_weights
 
 __all__ = [
     "CheckpointError",
@@ -30,8 +31,15 @@ def checkpointer_for(model: nn.Module, save_dir: str = "", **options: Any) -> Ch
 
     Args:
         model: the model, wrapped or not.
-        save_dir, **options: as for :class:`Checkpointer`.
+        save_dir, **options: as for :class:`Checkpointer`; with ``base``, for
+            :class:`~hookline.engine.checkpoint.trained.TrainedCheckpointer`.
     """
+    if "base" in options:
+        if has_shards(model):
+            raise ConfigError("CHECKPOINT.TRAINABLE_ONLY: is for models that are not sharded; set it to False")
+        from .trained import TrainedCheckpointer
+
+        return TrainedCheckpointer(model, save_dir, **options)
     if not has_shards(model):
         return Checkpointer(model, save_dir, **options)
     from .sharded_checkpointer import ShardedCheckpointer  # imports torch.distributed.checkpoint: half a second

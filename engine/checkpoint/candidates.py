@@ -7,25 +7,20 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from torch import nn
-from torch.nn.parameter import is_lazy
-
 from ...config import ConfigError
 from ...config.files.run_folder import run_folder
 from .. import comm
-from .files import STATE_FILE, is_local, verify_checkpoint
-from .state import plain_name
-from .torch_files import load_torch_file
+from .files import STATE_FILE, load_torch_file, verify_checkpoint
 
 __all__ = [
     "check_resumable",
-    "config_in",
     "find_resumable",
+    "first_resumable",
     "iteration_of",
     "iterations",
     "newest_first",
     "saved_config",
-    "saved_ranks",
+    "saved_run",
 ]
 
 logger = logging.getLogger(__name__)
@@ -48,35 +43,39 @@ def find_resumable(checkpointer: Any) -> str:
 
 def _find_resumable(checkpointer: Any) -> str:
     folder = checkpointer.save_dir
-    if is_local(folder):
-        with suppress(ConfigError, OSError):  # a run trains there, or the folder is not writable
-            for name in run_folder(folder).recover():
-                logger.warning("Restored %s: a run was killed while it replaced it", name)
+    if "://" in folder:
+        if not (last := checkpointer.get_checkpoint_file()) and checkpointer.has_checkpoint():
+            raise ConfigError(f"{folder}/last_checkpoint cannot be read")
+        return str(last)
+    with suppress(ConfigError, OSError):  # a run trains there, or the folder is not writable
+        for name in run_folder(folder).recover():
+            logger.warning("Restored %s: a run was killed while it replaced it", name)
     tagged, last = checkpointer.has_checkpoint(), checkpointer.get_checkpoint_file()
-    if tagged and not last:
-        logger.warning("%s names no file", os.path.join(folder, "last_checkpoint"))
     # Without last_checkpoint, a file of weights only may be from elsewhere.
     needed = checkpointer.checkpointables.keys() or ({"iteration"} if not tagged else set())
     files: list[str] = []
-    with suppress(OSError, NotImplementedError):  # no folder, or a handler that cannot list one
+    with suppress(OSError):  # there is no folder
         files = checkpointer.get_all_checkpoint_files()
     others = newest_first(path for path in files if path != last)
-    for candidate in [last, *others] if last else others:
-        try:
-            # The last checkpoint is this run's even if the model has changed. Others may have been copied there.
-            model = None if candidate == last else checkpointer.model
-            check_resumable(checkpointer.fetch(candidate), needed, name=candidate, model=model)
-        except ConfigError as error:
-            logger.warning("%s; trying the checkpoint before it", error)
-            continue
-        if candidate != last:
-            logger.warning("Resuming from %s, the newest undamaged checkpoint", candidate)
-        return candidate
-    if tagged:
+    found = first_resumable([last, *others] if last else others, needed)
+    if found and found != last:
+        logger.warning("Resuming from %s, the newest undamaged checkpoint", found)
+    if tagged and not found:
         raise ConfigError(
-            f"{folder}: there is no undamaged checkpoint of this run and model; start without --resume, from weights "
+            f"{folder}: there is no undamaged checkpoint of this run; start without --resume, from weights "
             "(MODEL.WEIGHTS) if you like"
         )
+    return found
+
+
+def first_resumable(paths: Iterable[str], needed: Collection[str]) -> str:
+    """Return the first checkpoint that :func:`check_resumable` accepts; empty if there is none. Logs the others."""
+    for path in paths:
+        try:
+            check_resumable(path, needed)
+            return path
+        except ConfigError as error:
+            logger.warning("%s; trying the checkpoint before it", error)
     return ""
 
 
@@ -91,32 +90,22 @@ def newest_first(paths: Iterable[str]) -> list[str]:
 
 
 def iteration_of(path: str) -> int:
-    """Return the iteration in a local checkpoint, or else the number in its name; -1 if there is none."""
+    """Return the iteration in a checkpoint; -1 if there is none, or it cannot be read."""
     try:
-        return max(iterations(load_torch_file(_state_file(path), mmap=True)), default=-1)
+        return max(iterations(_read(path), path), default=-1)
     except ConfigError:
-        numbers = re.findall(r"\d+", os.path.basename(path)) if "://" in path else []
-        return int(numbers[-1]) if numbers else -1
+        return -1
 
 
-def saved_ranks(path: str) -> int:
-    """Return the number of ranks of the run that saved a local checkpoint; 0 if it is not known."""
-    return int(_saved_run(path).get("world_size", 0))
-
-
-def config_in(path: str) -> str:
-    """Return the dump of the config in a local checkpoint; empty if it has none."""
-    return str(_saved_run(path).get("config", ""))
-
-
-def _saved_run(path: str) -> Mapping[str, Any]:
+def saved_run(path: str) -> Mapping[str, Any]:
+    """Return what a local checkpoint says of its run, such as ``config`` and ``world_size``; empty if nothing."""
     with suppress(ConfigError, OSError, KeyError, TypeError):
-        run = load_torch_file(_state_file(path), mmap=True)["trainer"]["run"]
+        run = _read(path)["trainer"]["run"]
         return run if isinstance(run, Mapping) else {}
     return {}
 
 
-def iterations(content: Any) -> list[int]:
+def iterations(content: Any, path: str) -> list[int]:
     """Return the iterations in a checkpoint: its own and its trainer's, where it has them.
 
     Raises:
@@ -125,64 +114,43 @@ def iterations(content: Any) -> list[int]:
     content = content if isinstance(content, dict) else {}
     trainer = content.get("trainer", {})
     if not isinstance(trainer, dict):
-        raise ConfigError(f"the state of the trainer is a {type(trainer).__name__}, not a dict")
+        raise ConfigError(f"{path}: the state of the trainer is a {type(trainer).__name__}, not a dict")
     found = [part["iteration"] for part in (content, trainer) if "iteration" in part]
-    for value in found:
-        if type(value) is not int or value < -1:
-            shown = value if type(value) is int else f"a {type(value).__name__}"
-            raise ConfigError(f"its iteration is {shown}, not a number of at least 0")
+    if not all(type(value) is int and value >= -1 for value in found):
+        raise ConfigError(f"{path}: its iteration is not a number of at least 0")
     return found
 
 
-def _state_file(path: str) -> str:
-    """Return the ``torch.save`` file of a checkpoint, which may be a sharded one's folder."""
-    return os.path.join(path, STATE_FILE) if os.path.isdir(path) else path
+def _read(path: str) -> Any:
+    """Return the content of a checkpoint's file of ``torch.save``, which may be in a sharded one's folder."""
+    return load_torch_file(os.path.join(path, STATE_FILE) if os.path.isdir(path) else path, mmap=True)
 
 
-def check_resumable(path: str, needed: Collection[str], name: str = "", model: nn.Module | None = None) -> None:
+def check_resumable(path: str, needed: Collection[str]) -> None:
     """Check that a local checkpoint is undamaged and holds everything a resume needs.
 
     Args:
         path: the file, or a sharded checkpoint's folder.
         needed: what it must hold beside the model.
-        name: what error messages call it; by default the path.
-        model: the weights must be this model's, if it is given. Weights in folders are not compared.
 
     Raises:
         ConfigError: it cannot be resumed from; the message says why.
     """
-    try:
-        if os.path.isdir(path):
-            from .sharded import verify_folder
+    if os.path.isdir(path):
+        from .sharded import verify_folder
 
-            verify_folder(path)
-        else:
-            verify_checkpoint(path)
-        content = load_torch_file(_state_file(path), mmap=True)
-        if not isinstance(content, dict):
-            raise ConfigError(f"{path} is not a checkpoint: it holds a {type(content).__name__}")
-        missing = {"model", *needed} - content.keys()
-        if missing:
-            raise ConfigError(f"{path} cannot be resumed from: it has no {', '.join(sorted(missing))}")
-        iterations(content)
-        if model is not None and not os.path.isdir(path) and not _fits(content["model"], model):
-            raise ConfigError(f"{path} is a checkpoint of another model")
-    except ConfigError as error:
-        text = str(error) if path in str(error) else f"{path} cannot be resumed from: {error}"
-        raise ConfigError(text.replace(path, name or path)) from None
-
-
-def _fits(weights: Any, model: nn.Module) -> bool:
-    """Return whether weights have a model's names and its parameters' shapes. Buffers may grow in training."""
-    own = {plain_name(name): value for name, value in model.state_dict(keep_vars=True).items()}
-    if not isinstance(weights, Mapping) or weights.keys() != own.keys():
-        return False
-    pairs = [(weights[name], value) for name, value in own.items() if isinstance(value, nn.Parameter)]
-    return all(is_lazy(value) or getattr(saved, "shape", None) == value.shape for saved, value in pairs)
+        verify_folder(path)
+    else:
+        verify_checkpoint(path)
+    content = _read(path)
+    missing = {"model", *needed} - (content.keys() if isinstance(content, dict) else set())
+    if missing:
+        raise ConfigError(f"{path} cannot be resumed from: it has no {', '.join(sorted(missing))}")
+    iterations(content, path)
 
 
 def saved_config(folder: str) -> str:
-    """Return the config in a run's newest undamaged checkpoint that has one.
+    """Return the config in a run's newest checkpoint that has one.
 
     Args:
         folder: a run's local folder.
@@ -193,9 +161,4 @@ def saved_config(folder: str) -> str:
     paths: list[str] = []
     with suppress(OSError):
         paths = newest_first(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".pth"))
-    for path in paths:
-        with suppress(ConfigError, OSError):
-            verify_checkpoint(_state_file(path))
-            if text := config_in(path):
-                return text
-    return ""
+    return next((text for path in paths if (text := str(saved_run(path).get("config", "")))), "")

@@ -1,65 +1,33 @@
 """Saves a run's state to disk and loads it again.
 
-What a checkpoint holds
------------------------
-
-``<name>.pth`` is a dict of tensors and plain data:
-
-- ``model``: the model's state dict. Names are the plain model's, whether or not it is compiled or wrapped.
-- One entry for each object given to the checkpointer by name: its ``state_dict()``. ``DefaultTrainer`` gives itself,
-  as ``trainer``.
-- What ``save(name, **data)`` adds, such as ``iteration``.
-
-``checkpoint["trainer"]`` holds ``iteration`` (the last finished one), ``optimizer``, ``grad_scaler`` (with float16),
-``nonfinite`` (counts of skipped updates), ``data`` (epoch and position of the loader), the random state of each rank,
-``hooks`` (the state of each hook by name: schedule, EMA, lists of checkpoints, positions in the metric files),
-``storage`` (recent metrics, and those not written yet), ``run`` (config and results) and, at a run's end, ``end``.
-``model_best.pth`` and ``model_exception.pth`` hold the same.
-
-How it is written
------------------
-
-1. The state is taken: :func:`~.state.to_plain` turns it into tensors and plain data.
-2. A temporary file is written, flushed to disk and renamed (``files.py``).
-3. ``last_checkpoint`` points to the new file, the same way.
-4. Outdated checkpoints are removed.
-
-A process that is killed at any point leaves a checkpoint that can be loaded.
-
-Checksums are compared before a file is loaded. It is read with ``weights_only=True``, so no code in it runs. A resume
-skips damaged checkpoints and takes the newest that verifies (``candidates.py``).
+``<name>.pth`` is a dict of tensors and plain data: ``model``, the plain model's state dict; the ``state_dict()`` of
+each object given by name, such as ``trainer`` by ``DefaultTrainer``; and what ``save(name, **data)`` adds. A temporary
+file is written, flushed to disk and renamed; then ``last_checkpoint`` points to it, and outdated files are removed. A
+process that is killed at any point leaves a checkpoint that can be loaded. Checksums are compared before a file is
+loaded, with ``weights_only=True``, so no code in it runs.
 """
 
 import logging
 import os
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from typing import IO, Any
+from inspect import signature
+from typing import Any
 
-import torch
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
 from fvcore.common.checkpoint import PeriodicCheckpointer, _IncompatibleKeys
 from iopath.common.file_io import g_pathmgr
 from torch import nn
 
 from ...config.errors import ConfigError, loading
-from ...config.files.atomic import replace_file
-from ...hooks.common.models import unwrap_model
+from ...hooks.common import unwrap_model
 from .. import comm
 from .candidates import find_resumable, iterations
-from .files import CheckpointError, CheckpointFolder, OnError, Saver, Then, is_local, read_tag, write_checkpoint
+from .files import CheckpointError, CheckpointFolder, OnError, OnSaved, Saver, read_tag, write_checkpoint
 from .matching import LoadReport, load_weights, split_query
 from .state import plain_name, to_plain
 from .weights import choose_weights, find_checkpoint, read_checkpoint
 
-__all__ = [
-    "CheckpointError",
-    "Checkpointer",
-    "DetectionCheckpointer",
-    "PeriodicCheckpointer",
-    "save_weights",
-    "unwrap_model",
-]
+__all__ = ["CheckpointError", "Checkpointer", "DetectionCheckpointer", "PeriodicCheckpointer", "unwrap_model"]
 
 
 class Checkpointer(FvcoreCheckpointer):
@@ -70,7 +38,8 @@ class Checkpointer(FvcoreCheckpointer):
     Args:
         model: the model.
         save_dir: folder of the checkpoints, or a URI that ``path_manager`` knows; empty: nothing is saved. It knows
-            http, and what is registered with iopath's ``g_pathmgr`` before.
+            http, and what is registered with iopath's ``g_pathmgr`` before. Files behind a URI are not removed, and
+            only the last one is resumed from.
         save_to_disk: whether this process writes; by default only the main process does.
         asynchronous: :meth:`save` copies the state in memory, and a thread writes the file while training continues.
             The copy needs as much memory as the state.
@@ -111,7 +80,13 @@ class Checkpointer(FvcoreCheckpointer):
     # ------------------------------------------------------------------ saving
 
     def save(
-        self, name: str, *, tag_last: bool = True, outdated: Iterable[str] = (), then: Then | None = None, **kwargs: Any
+        self,
+        name: str,
+        *,
+        tag_last: bool = True,
+        outdated: Iterable[str] = (),
+        then: OnSaved | None = None,
+        **kwargs: Any,
     ) -> None:
         """Save everything as ``<save_dir>/<name>.pth``.
 
@@ -149,21 +124,12 @@ class Checkpointer(FvcoreCheckpointer):
 
     def _prepare(self, path: str, further: dict[str, Any]) -> Callable[[], None]:
         """Take the state as it is now, and return a function that writes it to ``path``."""
-        data = self._saver.keep(self.state(further))
-        return lambda: self._write(path, lambda file: write_checkpoint(file, data))
+        data = self._saver.keep({name: to_plain(value, name) for name, value in self._contents(further).items()})
+        return lambda: self._folder.write(path, lambda file: write_checkpoint(file, data))
 
-    def state(self, further: dict[str, Any]) -> dict[str, Any]:
-        """Return what a checkpoint holds, with ``further`` entries."""
-        weights = to_plain(self.model.state_dict(), "model")
-        data: dict[str, Any] = {"model": {plain_name(key): value for key, value in weights.items()}}
-        for name, obj in self.checkpointables.items():
-            data[name] = to_plain(obj.state_dict(), name)
-        for name, value in further.items():
-            data[name] = to_plain(value, name)
-        return data
-
-    def _write(self, path: str, write: Callable[[IO[bytes]], Any]) -> None:
-        self._folder.write(path, write)
+    def _contents(self, further: dict[str, Any]) -> dict[str, Any]:
+        weights = {plain_name(name): value for name, value in self.model.state_dict().items()}
+        return {"model": weights, **{name: obj.state_dict() for name, obj in self.checkpointables.items()}, **further}
 
     def _conclude(self, last: str, outdated: Iterable[str]) -> None:
         """Point ``last_checkpoint`` to ``last``, unless that is empty, and remove outdated checkpoints."""
@@ -175,18 +141,14 @@ class Checkpointer(FvcoreCheckpointer):
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:
         """Point ``last_checkpoint`` to a file of ``save_dir``."""
         content = last_filename_basename.encode()
-        self._write(os.path.join(self.save_dir, "last_checkpoint"), lambda file: file.write(content))
+        self._folder.write(os.path.join(self.save_dir, "last_checkpoint"), lambda file: file.write(content))
 
     def remove(self, path: str) -> None:
         """Remove a checkpoint that this run wrote. Errors are logged; missing files are ignored."""
         self._folder.remove(path)
 
     def poll(self) -> None:
-        """Finish an asynchronous save whose write has ended. Trainers call it after each step; it does not wait.
-
-        Raises:
-            CheckpointError: the write failed, and ``on_error`` is "stop".
-        """
+        """Like :meth:`wait`, but does nothing while the write has not ended. ``PeriodicCheckpointer`` calls it then."""
         if self._saver.pending is not None:
             self._saver.poll()
 
@@ -196,11 +158,10 @@ class Checkpointer(FvcoreCheckpointer):
         Raises:
             CheckpointError: the write failed, and ``on_error`` is "stop".
         """
-        if self._saver.pending is not None:
-            self._saver.wait()
+        self._saver.wait()
 
     def close(self) -> None:
-        """Call :meth:`wait`, and free the memory of asynchronous saves. Further saves are allowed."""
+        """Call :meth:`wait`, and end the thread of asynchronous saves. Further saves are allowed."""
         self._saver.close()
 
     # ------------------------------------------------------------------ loading
@@ -236,15 +197,18 @@ class Checkpointer(FvcoreCheckpointer):
             return {}
         self.wait()
         local = self.fetch(path)
-        checkpoint = self._load_weights(local) if checkpointables == [] else self._load_file(local)
-        try:
-            checkpoint["model"], self._weights_loaded = choose_weights(checkpoint, weights_from)
-            if self.checkpointables and checkpointables != []:
-                iterations(checkpoint)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
+        # For weights alone, other content of a large file stays on disk. A subclass may have fvcore's arguments.
+        mapped = checkpointables == [] and "mmap" in signature(self._load_file).parameters
+        checkpoint = self._load_file(local, mmap=True) if mapped else self._load_file(local)
+        checkpoint["model"], self._weights_loaded = choose_weights(checkpoint, weights_from, path)
+        if self.checkpointables and checkpointables != []:
+            iterations(checkpoint, path)
         self.loaded_from = path
         incompatible = self._load_model(checkpoint)
+        if "left_out" in checkpoint:  # by CHECKPOINT.TRAINABLE_ONLY
+            from .frozen import restore_frozen
+
+            restore_frozen(self, checkpoint.pop("left_out"))
         if incompatible is not None:  # subclasses written for fvcore may return None
             self._log_incompatible_keys(incompatible)
             if strict and any(incompatible):
@@ -286,24 +250,18 @@ class Checkpointer(FvcoreCheckpointer):
         Raises:
             ConfigError: there is no such file.
         """
-        path, _ = split_query(path)
-        if os.path.exists(path) or is_local(path):
-            return find_checkpoint(path)
-        try:
-            return self.path_manager.get_local_path(path)
-        except Exception as error:
-            raise ConfigError(f"cannot read the checkpoint {path!r}: {error}") from error
+        return find_checkpoint(split_query(path)[0], self.path_manager)
 
     def get_checkpoint_file(self) -> str:
         """Return the path that ``last_checkpoint`` points to; empty if there is none or it is not a file name."""
-        with suppress(OSError):
-            if name := read_tag(self.save_dir, self.path_manager):
-                return os.path.join(self.save_dir, name)
-        return ""
+        if "://" in self.save_dir:
+            return str(super().get_checkpoint_file())
+        name = read_tag(self.save_dir)
+        return os.path.join(self.save_dir, name) if name else ""
 
     def get_all_checkpoint_files(self) -> list[str]:
         """Return the paths of all checkpoints in ``save_dir``. Sharded ones are folders."""
-        names = [name for name in self.path_manager.ls(self.save_dir) if name.endswith(".pth")]
+        names = [name for name in os.listdir(self.save_dir) if name.endswith(".pth")]
         return [os.path.join(self.save_dir, name) for name in names]
 
     # ------------------------------------------------------------------ methods that subclasses for fvcore override
@@ -311,11 +269,6 @@ class Checkpointer(FvcoreCheckpointer):
     def _load_file(self, f: str, mmap: bool = False) -> dict[str, Any]:
         """Read a local file or folder into a dict with "model"."""
         return read_checkpoint(f, mmap=mmap)
-
-    def _load_weights(self, f: str) -> dict[str, Any]:
-        """Like :meth:`_load_file`, but may leave other content of a large file on disk."""
-        own_reader = type(self)._load_file is Checkpointer._load_file  # others may have fvcore's arguments
-        return self._load_file(f, mmap=True) if own_reader else self._load_file(f)
 
     def _load_model(self, checkpoint: Any) -> _IncompatibleKeys:
         """Remove "model" from a checkpoint and load it."""
@@ -332,21 +285,3 @@ class Checkpointer(FvcoreCheckpointer):
 
 DetectionCheckpointer = Checkpointer
 """detectron2's name."""
-
-
-def save_weights(model: nn.Module, target: "str | os.PathLike[str] | IO[bytes]") -> None:
-    """Save a model's weights without optimizer, hooks and the state of a run. ``MODEL.WEIGHTS`` reads the file.
-
-    Args:
-        model: the model, wrapped for several processes or not.
-        target: a path, whose file appears when it is complete; or a file that is open for writing bytes.
-
-    Raises:
-        TypeError: the state has something that is neither a tensor nor plain data.
-    """
-    weights = to_plain(unwrap_model(model).state_dict(), "model")
-    data: dict[str, Any] = {"model": {plain_name(name): value for name, value in weights.items()}}
-    if isinstance(target, str | os.PathLike):
-        replace_file(os.fspath(target), lambda file: write_checkpoint(file, data))
-    else:
-        torch.save(data, target)

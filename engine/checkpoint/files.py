@@ -4,16 +4,20 @@
 """
 
 import logging
+import math
 import os
+import re
 import shutil
 import tempfile
 import time
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from typing import IO, Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
 
@@ -34,10 +38,10 @@ __all__ = [
     "CheckpointError",
     "CheckpointFolder",
     "OnError",
+    "OnSaved",
     "Saver",
-    "Then",
     "disk_errors",
-    "is_local",
+    "load_torch_file",
     "read_tag",
     "verify_checkpoint",
     "write_checkpoint",
@@ -47,6 +51,9 @@ logger = logging.getLogger(__name__)
 
 STATE_FILE = "state.pth"
 """The file of ``torch.save`` in the folder of a sharded checkpoint."""
+
+# Start of torch.save's files before they were zip archives: a pickled number.
+_LEGACY = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 # Longest content of last_checkpoint that is read.
 _MAX_NAME = 4096
@@ -58,44 +65,22 @@ def write_checkpoint(file: IO[bytes], data: Any) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    with disk_errors(file) as writer:
-        torch.save(data, writer)
+    with disk_errors(file.name):
+        torch.save(data, file)
 
 
 @contextmanager
-def disk_errors(file: Any) -> Iterator[Any]:
-    """Give torch a file to write, and raise the disk's error, if there is one: torch replaces it by another."""
-    writer = _Writer(file)
+def disk_errors(path: str) -> Iterator[None]:
+    """Raise the disk's error of a file, if there is one: after it, torch's archive writer raises another."""
     try:
-        yield writer
-    except BaseException:
-        if writer.error is not None:
-            raise writer.error from None
-        raise
-
-
-class _Writer:
-    """A file object that remembers the first error of a write, and writes nothing after it."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.error: OSError | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    def write(self, content: Any) -> int:
-        if self.error is not None:  # torch writes the archive's end even after an error
-            raise self.error
-        rest = memoryview(content).cast("B")
-        size = len(rest)
-        try:
-            while rest:  # an unbuffered file may write less
-                rest = rest[self._file.write(rest) :]
-        except OSError as error:
-            self.error = OSError(error.errno, error.strerror, getattr(self._file, "name", None))
-            raise self.error from None
-        return size
+        yield
+    except RuntimeError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__context__
+        if cause is None:
+            raise
+        raise OSError(cause.errno, cause.strerror, path) from None
 
 
 def verify_checkpoint(path: str) -> None:
@@ -107,97 +92,172 @@ def verify_checkpoint(path: str) -> None:
     if not os.path.isfile(path):
         raise ConfigError(f"{path} {'is not a file' if os.path.exists(path) else 'does not exist'}")
     try:
-        problem = _problem(path)
-    except Exception as error:  # damaged bytes can cause any error
-        raise ConfigError(f"{path} is damaged, or is not a checkpoint ({first_line(error)})") from error
-    if problem:
-        raise ConfigError(f"{path} is {problem}")
-
-
-def _problem(path: str) -> str:
-    """Return what is wrong with a file; empty if nothing is."""
-    with open(path, "rb") as file:
-        start = file.read(4)
-        if not start:
-            return "empty"
-        if start != b"PK\x03\x04":
-            return "not a checkpoint"
-        if not zipfile.is_zipfile(file):  # the archive's directory is at its end
-            return "damaged: it is cut short"
-        with zipfile.ZipFile(file) as archive:
+        with zipfile.ZipFile(path) as archive:
             records = archive.infolist()
-            if not any(record.filename.endswith("/data.pkl") for record in records):
-                return "not a checkpoint, but some other archive"
             stored = all(record.compress_type == 0 and record.compress_size == record.file_size for record in records)
             if not stored or sum(record.file_size for record in records) > os.path.getsize(path):
-                return "damaged: its parts overlap or are compressed"  # could take any amount of work to read
-            if not any(record.CRC for record in records):  # torch.serialization.set_crc32_options(False)
-                return ""
-            wrong = archive.testzip()
-            return f"damaged: the checksum of {printable(wrong)} is wrong" if wrong else ""
+                raise ValueError("its parts overlap or are compressed")  # could take any amount of work to read
+            # There are none after torch.serialization.set_crc32_options(False).
+            if any(record.CRC for record in records) and (wrong := archive.testzip()):
+                raise ValueError(f"the checksum of {printable(wrong)} is wrong")
+    except zipfile.BadZipFile as error:
+        raise ConfigError(f"{path} is cut short, or is not a checkpoint ({first_line(error)})") from error
+    except Exception as error:  # damaged bytes can cause any error
+        raise ConfigError(f"{path} is damaged: {first_line(error)}") from error
+
+
+# ---------------------------------------------------------------------------- reading without running code
+
+
+def load_torch_file(path: str, *, mmap: bool = False) -> Any:
+    """Like ``torch.load(path, weights_only=True)`` on the CPU, but also reads NumPy arrays.
+
+    Args:
+        path: a local file.
+        mmap: map the file into memory if the format allows it, so that only what is used is read.
+
+    Returns:
+        The content, with NumPy's numbers as Python's and its arrays as tensors.
+
+    Raises:
+        ConfigError: the file is damaged, not by ``torch.save``, or holds objects that could run code.
+    """
+    if not os.path.isfile(path):  # reading a pipe would wait
+        raise ConfigError(f"{path} {'is not a file' if os.path.exists(path) else 'does not exist'}")
+    mmap = mmap and zipfile.is_zipfile(path)
+    try:
+        with warnings.catch_warnings(), torch.serialization.safe_globals(_STAND_INS):
+            warnings.filterwarnings("ignore", "Detected pickle protocol|'torch.load' received a zip file")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or first_line(error)}") from error
+    except Exception as error:  # damaged bytes can cause any error
+        raise ConfigError(f"{path} is {_explain(path, error)}") from error
+
+
+def _explain(path: str, error: Exception) -> str:
+    with open(path, "rb") as file:
+        start = file.read(2 + len(_LEGACY))
+    if start[:1] == b"\x80" and _LEGACY not in (start[2:], start[: len(_LEGACY)]):
+        return (
+            "a pickle. Reading one can run any code, so it is refused. If you trust its source, convert it once: load "
+            "it with the pickle module, and torch.save() the dict"
+        )
+    if unknown := re.search(r"GLOBAL ([\w.]+) was not an allowed global|unsupported GLOBAL ([\w.]+)", str(error)):
+        return (
+            "damaged, or is not a checkpoint that can be read without running code: it holds an object of "
+            f"{unknown[1] or unknown[2]}. Save only tensors and plain data, such as model.state_dict()"
+        )
+    problem = first_line(error) if zipfile.is_zipfile(path) else "it is cut short, or not a file of torch.save()"
+    return f"damaged, or is not a checkpoint ({problem})"
+
+
+# NumPy's own functions for unpickling trust what the file says about an array's memory. These replace them, and build
+# only arrays of numbers, with exactly the bytes in the file.
+
+
+class _Dtype:
+    """Replaces ``numpy.dtype``."""
+
+    def __init__(self, name: str, *_: Any) -> None:
+        if not isinstance(name, str) or not re.fullmatch(r"[biufc]\d{1,2}|\?", name):
+            raise ValueError("an array that does not hold numbers")
+        self.dtype = np.dtype(name)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        if state[1] in ("<", ">"):
+            self.dtype = self.dtype.newbyteorder(state[1])
+
+    def decode(self, data: Any, shape: tuple[int, ...]) -> np.ndarray:
+        if (
+            not isinstance(data, bytes)
+            or min(shape, default=0) < 0
+            or len(data) != math.prod(shape) * self.dtype.itemsize
+        ):
+            raise ValueError("an array whose length does not match its shape")
+        # A copy in native byte order, which torch requires.
+        return np.frombuffer(data, self.dtype).astype(self.dtype.newbyteorder("="))
+
+
+class _Array(torch.Tensor):
+    """Replaces ``numpy.ndarray``, and becomes a plain tensor when it gets its values."""
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, dtype, column_major, data = state
+        flat = torch.from_numpy(dtype.decode(data, shape))
+        self.data = flat.view(shape[::-1]).permute(*range(len(shape))[::-1]) if column_major else flat.view(shape)
+        self.__class__ = torch.Tensor  # type: ignore[assignment]
+
+
+def _reconstruct(*_: Any) -> _Array:
+    return _Array()
+
+
+def _scalar(dtype: _Dtype, data: Any) -> Any:
+    return dtype.decode(data, ()).item()
+
+
+def _no_bytes() -> bytes:
+    return b""
+
+
+_STAND_INS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
+    (_Dtype, "numpy.dtype"),
+    (_Array, "numpy.ndarray"),
+    (_no_bytes, "builtins.bytes"),  # content of an empty array
+    *((_reconstruct, f"{module}._reconstruct") for module in ("numpy.core.multiarray", "numpy._core.multiarray")),
+    *((_scalar, f"{module}.scalar") for module in ("numpy.core.multiarray", "numpy._core.multiarray")),
+]
 
 
 # ---------------------------------------------------------------------------- the folder
 
 
-def is_local(path: str) -> bool:
-    """Return whether a path is not a URI."""
-    return "://" not in path
-
-
-def read_tag(folder: str, path_manager: Any = None) -> str:
-    """Return the file name in a folder's ``last_checkpoint``; empty if there is none or it is not a file name.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    tag = os.path.join(folder, "last_checkpoint")
-    try:
-        if is_local(tag) and not os.path.isfile(tag):  # reading a pipe would wait
-            return ""
-        with path_manager.open(tag, "r") if path_manager else open(tag) as file:
-            name = str(file.read(_MAX_NAME).strip())
-    except (FileNotFoundError, UnicodeDecodeError):
-        return ""
+def read_tag(folder: str) -> str:
+    """Return the file name in a folder's ``last_checkpoint``; empty if there is none that can be read."""
+    tag, name = os.path.join(folder, "last_checkpoint"), ""
+    with suppress(OSError):
+        if os.path.isfile(tag):  # reading a pipe would wait
+            with open(tag, encoding="utf-8", errors="replace") as file:
+                name = file.read(_MAX_NAME).strip()
     return name if name and os.path.basename(name) == name and name.isprintable() else ""
 
 
 class CheckpointFolder:
-    """Writes and removes files of a local folder or a URI.
+    """Writes and removes files of a folder.
 
     Args:
-        path: the folder; it is created at the first write.
-        path_manager: opens URIs.
+        path: the folder, which is created at the first write; or a URI.
+        path_manager: writes to a URI.
     """
 
     def __init__(self, path: str, path_manager: Any) -> None:
         self.path = path
         self._path_manager = path_manager
-        self._existed = bool(path) and is_local(path) and os.path.isdir(path)
+        self._existed = bool(path) and os.path.isdir(path)
         self._cleaned = False
 
     def write(self, path: str, write: Callable[[IO[bytes]], Any]) -> None:
-        """Have ``write(file)`` write a local file, which then replaces ``path``.
-
-        Behind a URI, the file is as atomic as the URI's handler makes it.
+        """Have ``write(file)`` write a file, which then replaces ``path``. It is copied to a URI.
 
         Raises:
-            OSError: the file cannot be written. An earlier file of that name is unchanged.
+            OSError: the file cannot be written. An earlier local file of that name is unchanged.
         """
-        if is_local(path):
-            claim(path)
-            self.prepare()
-            with displaced(path) if is_checkpoint_folder(path) else nullcontext():
-                replace_file(path, write)
+        if "://" in path:
+            self._copy(path, write)
             return
+        claim(path)
+        self.prepare()
+        with displaced(path) if is_checkpoint_folder(path) else nullcontext():
+            replace_file(path, write)
+
+    def _copy(self, uri: str, write: Callable[[IO[bytes]], Any]) -> None:
         with tempfile.NamedTemporaryFile() as file:
             write(file)
             file.seek(0)
             try:
-                with suppress(NotImplementedError):  # storage without folders
-                    self._path_manager.mkdirs(self.path)
-                with self._path_manager.open(path, "wb") as target:
-                    shutil.copyfileobj(file, target, 1 << 24)
+                with self._path_manager.open(uri, "wb") as target:
+                    shutil.copyfileobj(file, target)
             except OSError:
                 raise
             except Exception as error:  # handlers have their own error types
@@ -215,21 +275,23 @@ class CheckpointFolder:
         else:
             os.makedirs(self.path, exist_ok=True)
         self._existed = True
-        if not self._cleaned and (removed := remove_leftovers(self.path, alone=True)):
+        if not self._cleaned and (removed := remove_leftovers(self.path)):
             logger.info("Removed temporary files of killed processes: %s", ", ".join(removed))
         self._cleaned = True
 
     def remove(self, path: str) -> None:
         """Remove a checkpoint that this run wrote. Errors are logged; missing files are ignored."""
+        if "://" in path:
+            logger.warning("%s is kept: checkpoints behind a URI are not removed", path)
+            return
+        if not os.path.lexists(path):
+            return
         if not is_claimed(path) or (os.path.isdir(path) and not is_checkpoint_folder(path)):
             logger.warning("%s was not written by this run, and is not removed", path)
             return
         try:
-            if os.path.isdir(path):  # a sharded checkpoint
-                shutil.rmtree(path)
-            elif self._path_manager.exists(path):
-                self._path_manager.rm(path)
-        except Exception as error:  # handlers have their own error types
+            (shutil.rmtree if os.path.isdir(path) else os.remove)(path)
+        except OSError as error:
             logger.warning("Cannot remove the old checkpoint %s: %s", path, error)
 
 
@@ -245,7 +307,7 @@ class CheckpointError(WriteError):
     verb = "save"
 
 
-Then = Callable[[CheckpointError | None], Any]
+OnSaved = Callable[[CheckpointError | None], Any]
 """Called with None when a file is written, or with the error that prevented it."""
 
 
@@ -264,10 +326,9 @@ class Saver:
         check_on_error(on_error)
         self.asynchronous = asynchronous
         self.on_error = on_error
-        self.pending: tuple[Future[None], str, Then | None] | None = None
+        self.pending: tuple[Future[None], str, OnSaved | None] | None = None
         """The write whose result is not reported yet, its path and what to call then."""
         self._thread: ThreadPoolExecutor | None = None
-        self._memory: dict[Any, torch.Tensor] = {}  # kept for the next copy
         self._copied: list[torch.cuda.Event] = []
 
     def keep(self, data: Any) -> Any:
@@ -278,19 +339,15 @@ class Saver:
         """
         if not self.asynchronous:
             return data
-        earlier, self._memory = self._memory, {}
         copies: dict[Any, torch.Tensor] = {}
 
         def copy(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.layout is not torch.strided or tensor.is_quantized or not tensor.numel():
+            if tensor.layout is not torch.strided or tensor.is_quantized:
                 return tensor.to("cpu", copy=True)
             key = tensor.device, tensor.data_ptr(), tensor.dtype, tensor.size(), tensor.stride()
             if key not in copies:
-                place = len(copies), *key[2:], tensor.is_cuda
-                room = earlier.pop(place, None)
-                if room is None:
-                    room = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-                self._memory[place] = copies[key] = room.copy_(tensor, non_blocking=tensor.is_cuda)
+                room = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)  # torch keeps pinned memory
+                copies[key] = room.copy_(tensor, non_blocking=tensor.is_cuda)
             return copies[key]
 
         data = tree_map_only(torch.Tensor, copy, data)
@@ -298,7 +355,7 @@ class Saver:
             self._copied.append(torch.cuda.current_stream(device).record_event())
         return data
 
-    def write(self, path: str, write: Callable[[], Any], then: Then | None = None) -> None:
+    def write(self, path: str, write: Callable[[], Any], then: OnSaved | None = None) -> None:
         """Wait for the previous write, call ``write()``, which writes ``path``, then call ``then``.
 
         Raises:
@@ -321,14 +378,12 @@ class Saver:
             self._thread = self._thread or ThreadPoolExecutor(1, "hookline-checkpoint")
             self.pending = self._thread.submit(write_twice), path, then
             return
-        done: Future[None] = Future()
-        self.pending = done, path, then
+        error: BaseException | None = None
         try:
             write_twice()
-            done.set_result(None)
-        except BaseException as error:
-            done.set_exception(error)
-        self.wait()
+        except OSError as failure:
+            error = failure
+        self._report(path, error, then)
 
     def poll(self) -> None:
         """Report a write that has ended. Does not wait.
@@ -347,8 +402,12 @@ class Saver:
         """
         if self.pending is None:
             return
-        error = self.pending[0].exception()
-        (_, path, then), self.pending = self.pending, None
+        write, path, then = self.pending
+        error = write.exception()
+        self.pending = None
+        self._report(path, error, then)
+
+    def _report(self, path: str, error: BaseException | None, then: OnSaved | None) -> None:
         if error is not None and not isinstance(error, OSError):
             raise error
         failure = None if error is None else CheckpointError.of(path, error)
@@ -362,11 +421,10 @@ class Saver:
             raise failure from error
 
     def close(self) -> None:
-        """Call :meth:`wait`, end the thread, and free the memory of copies."""
+        """Call :meth:`wait`, and end the thread."""
         try:
             self.wait()
         finally:
             if self._thread is not None:
                 self._thread.shutdown()
             self._thread = None
-            self._memory.clear()

@@ -10,49 +10,110 @@ A folder is written under a temporary name, flushed to disk and renamed. Tensors
 state, so a folder can be read on any number of ranks.
 """
 
-import io
+import collections
 import json
+import math
 import os
+import pickle
 import shutil
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException  # which is no Exception
-from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.filesystem import FileSystem, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import MappingKey, tree_map_with_path
 
 from ...config.errors import ConfigError, first_line
 from ...config.files.atomic import displaced, replace_file, replace_text, sync_directory, temporary_path
 from ...config.files.run_folder import claim
 from .. import comm
-from .distributed_files import read_metadata, read_tensors
-from .files import STATE_FILE, disk_errors, verify_checkpoint, write_checkpoint
-from .shards import SHARD, Keys, Like, is_mark, nested, walk
-from .torch_files import load_torch_file
+from .files import STATE_FILE, disk_errors, load_torch_file, verify_checkpoint, write_checkpoint
 
 __all__ = [
+    "Keys",
+    "Like",
     "checksums",
-    "complete_folder",
     "fail_together",
     "is_sharded_folder",
+    "nested",
     "read_folder",
+    "read_metadata",
+    "read_tensors",
+    "split_shards",
     "verify_folder",
+    "walk",
     "write_folder",
     "write_parts",
 ]
 
+Keys = tuple[str, ...]
+"""A place in nested dicts and lists."""
+
+Like = Callable[[Keys, torch.Size], "DTensor | None"]
+"""Returns a tensor that is sharded like the one at a place; None if that one is not sharded."""
+
 _CHECKSUMS = "checksums.json"
+# Stands for a sharded tensor in the rest of the state.
+_MARK = "__sharded_tensor__"
 _BLOCK = 1 << 22
 
 
 def is_sharded_folder(path: str) -> bool:
     """Return whether a path is a folder that :func:`write_folder` wrote."""
     return os.path.isfile(os.path.join(path, STATE_FILE)) and os.path.isfile(os.path.join(path, _CHECKSUMS))
+
+
+def split_shards(state: Any) -> tuple[Any, dict[Keys, "DTensor"]]:
+    """Separate the sharded tensors of a state from the rest.
+
+    Args:
+        state: plain data and tensors, in nested dicts, lists and tuples.
+
+    Returns:
+        The state with marks in place of the sharded tensors, and the tensors by their place.
+    """
+    shards: dict[Keys, DTensor] = {}
+
+    def visit(keys: Keys, value: Any) -> Any:
+        if isinstance(value, DTensor):
+            shards[keys] = cast(DTensor, value.detach())
+            return {_MARK: list(value.shape)}
+        return value
+
+    return walk(state, visit), shards
+
+
+def _is_mark(value: Any) -> bool:
+    """Return whether a value stands for a sharded tensor."""
+    return isinstance(value, dict) and value.keys() == {_MARK}
+
+
+def walk(state: Any, visit: Callable[[Keys, Any], Any]) -> Any:
+    """Copy nested dicts, lists and tuples, with ``visit(place, value)`` in place of each value."""
+
+    def visit_path(path: tuple[Any, ...], value: Any) -> Any:
+        return visit(tuple(str(part.key if isinstance(part, MappingKey) else part.idx) for part in path), value)
+
+    def is_leaf(value: Any) -> bool:
+        return _is_mark(value) or (isinstance(value, tuple) and type(value) is not tuple)  # a namedtuple stays one
+
+    return tree_map_with_path(visit_path, state, is_leaf=is_leaf)
 
 
 # ---------------------------------------------------------------------------- writing
@@ -83,9 +144,16 @@ def write_folder(path: str, state: Any, shards: Mapping[Keys, "DTensor"], group:
             sums = write_parts(temporary, state if main else None, shards, group)
         every: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(every, sums, group=group)
+        together = {name: crc for names in every for name, crc in names.items()}
         with fail_together(group):
             if main:
-                complete_folder(temporary, path, every)
+                if missing := together.keys() - set(os.listdir(temporary)):
+                    folder = os.path.dirname(path)
+                    raise OSError(f"{min(missing)} is missing: {folder} must be a folder that all machines share")
+                replace_text(os.path.join(temporary, _CHECKSUMS), json.dumps(together, indent=1))
+                with displaced(path):
+                    os.rename(temporary, path)
+                    sync_directory(os.path.dirname(os.path.abspath(path)))
     finally:
         if main:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -110,23 +178,9 @@ class _FileSystem(FileSystem):
     """Raises the disk's error, which torch's archive writer replaces by one about a position in the file."""
 
     @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        with open(path, mode, buffering=0) as file, disk_errors(file) as writer:
-            yield writer
-
-
-def complete_folder(temporary: str, path: str, sums: list[dict[str, int]]) -> None:
-    """Check that all files exist, write the checksums, and rename the folder."""
-    for rank, names in enumerate(sums):
-        for name in names:
-            if not os.path.isfile(os.path.join(temporary, name)):
-                folder = os.path.dirname(path)
-                raise OSError(f"{name} of rank {rank} is missing: {folder} must be a folder that all machines share")
-    together = {name: crc for names in sums for name, crc in names.items()}
-    replace_text(os.path.join(temporary, _CHECKSUMS), json.dumps(together, indent=1))
-    with displaced(path):
-        os.rename(temporary, path)
-        sync_directory(os.path.dirname(os.path.abspath(path)))
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        with disk_errors(os.fspath(path)), open(path, mode) as file:
+            yield file
 
 
 @contextmanager
@@ -143,22 +197,16 @@ def fail_together(group: "dist.ProcessGroup") -> Iterator[None]:
         error = failure.failures.get(dist.get_rank(group), (None,))[0] if failure.failures else failure
     except Exception as failure:
         error = failure
-    errors: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(errors, None if error is None else _summary(error), group=group)
+    texts: list[Any] = [None] * dist.get_world_size(group)
+    text = None if error is None else f"{type(error).__name__}: {first_line(error)}"
+    if isinstance(error, OSError) and error.errno:
+        text = f"{error.strerror}: {error.filename}"
+    dist.all_gather_object(texts, text, group=group)
     if isinstance(error, OSError):
         raise error
-    for rank, found in enumerate(errors):
-        if found is not None:
-            number, text = found
-            text = f"on rank {rank}: {text}"
-            raise (OSError(number, text) if number else OSError(text)) from error
-
-
-def _summary(error: BaseException) -> tuple[int | None, str]:
-    """Return an error's errno, if it has one, and one line of text."""
-    if isinstance(error, OSError) and error.errno:
-        return error.errno, f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
-    return None, f"{type(error).__name__}: {first_line(error)}"
+    for rank, text in enumerate(texts):
+        if text is not None:
+            raise OSError(f"on rank {rank}: {text}") from error
 
 
 # ---------------------------------------------------------------------------- reading
@@ -176,17 +224,13 @@ def verify_folder(path: str) -> None:
             sums = dict(json.load(file))
         for name in sums:
             if os.path.basename(name) != name or not os.path.isfile(os.path.join(path, name)):
-                raise ConfigError(f"{path} is damaged: there is no file {name!r}")
-        for name, crc in checksums(path, sums).items():
-            if crc != sums[name]:
-                raise ConfigError(f"{path} is damaged: the checksum of {name} is wrong")
-    except ConfigError:
-        raise
+                raise ValueError(f"there is no file {name!r}")
+        wrong = [name for name, crc in checksums(path, sums).items() if crc != sums[name]]
     except Exception as error:  # damaged bytes can cause any error
-        raise ConfigError(f"{path} is damaged: its {_CHECKSUMS} cannot be read ({first_line(error)})") from error
-    used = {info.relative_path for info in read_metadata(path).storage_data.values()}
-    if unknown := {STATE_FILE, ".metadata", *used} - sums.keys():
-        raise ConfigError(f"{path} is damaged: {_CHECKSUMS} has no checksum of {min(unknown)}")
+        raise ConfigError(f"{path} is damaged: {first_line(error)}, in {_CHECKSUMS}") from error
+    used = {info.relative_path for info in read_metadata(path).storage_data.values()} if not wrong else set()
+    for name in [*wrong, *({STATE_FILE, ".metadata", *used} - sums.keys())]:
+        raise ConfigError(f"{path} is damaged: the checksum of {name} is wrong")
 
 
 def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bool] | None = None) -> Any:
@@ -208,11 +252,11 @@ def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bo
     tensors = read_tensors(path, wanted or (lambda keys: True), like)
 
     def restored(keys: Keys, value: Any) -> Any:
-        if not is_mark(value):
+        if not _is_mark(value):
             return value
         if keys not in tensors and wanted is not None and not wanted(keys):
             return None
-        if keys not in tensors or list(tensors[keys].shape) != value[SHARD]:
+        if keys not in tensors or list(tensors[keys].shape) != value[_MARK]:
             raise ConfigError(f"{path} is damaged: its files do not hold {'.'.join(keys)} as {STATE_FILE} says")
         return tensors[keys]
 
@@ -235,3 +279,173 @@ def _crc32(path: str) -> int:
         while block := file.read(_BLOCK):
             crc = zlib.crc32(block, crc)
     return crc
+
+
+# ---------------------------------------------------------------------------- DCP's files, without running code in them
+
+# DCP keeps its metadata in a pickle and unpickles it without restriction. Here the pickle is read once, by an unpickler
+# that knows only torch's records, and DCP's reader is given the checked result. DCP itself unpickles nothing: tensors
+# are read with ``weights_only=True``, and other entries are never read.
+
+
+def read_metadata(path: str) -> Metadata:
+    """Read which tensors a folder holds, and where in its files they are.
+
+    Args:
+        path: the folder.
+
+    Returns:
+        Torch's record. It names only files in the folder, and tensors that are not larger than them.
+
+    Raises:
+        ConfigError: the metadata is damaged, or holds anything but such a record.
+    """
+    try:
+        file_name = os.path.join(path, ".metadata")
+        if not os.path.isfile(file_name):  # reading a pipe would wait
+            raise ValueError("there is no such file")
+        with open(file_name, "rb") as file:
+            metadata: Metadata = _MetadataUnpickler(file).load()
+        _check(metadata, path)
+    except Exception as error:  # damaged bytes can cause any error
+        raise ConfigError(f"{path}: its .metadata is damaged ({first_line(error)})") from error
+    return metadata
+
+
+def read_tensors(
+    path: str, wanted: Callable[[tuple[str, ...]], bool], like: Like | None = None
+) -> dict[tuple[str, ...], torch.Tensor]:
+    """Read tensors that any number of processes wrote. All ranks call this together.
+
+    Args:
+        path: the folder.
+        wanted: whether to read a tensor, given the keys under which it was saved, such as ``("model", "fc.weight")``.
+        like: how tensors are sharded in this run; by default they are read whole, on the CPU.
+
+    Returns:
+        Tensors by their keys.
+
+    Raises:
+        ConfigError: the folder is damaged.
+    """
+    metadata = read_metadata(path)
+    places = metadata.planner_data or {}
+    tensors: dict[str, Any] = {}
+    found: dict[tuple[str, ...], torch.Tensor] = {}
+    try:
+        for name, entry in metadata.state_dict_metadata.items():
+            keys = tuple(map(str, places.get(name, (name,))))
+            if isinstance(entry, TensorStorageMetadata) and wanted(keys):
+                one, dtype = like(keys, entry.size) if like is not None else None, entry.properties.dtype
+                empty = torch.empty(entry.size, dtype=dtype) if one is None else torch.empty_like(one, dtype=dtype)
+                tensors[name] = found[keys] = empty.detach()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is")  # a single process is fine
+            dcp.load(tensors, storage_reader=_Reader(path, metadata), planner=_Planner())
+    except (Exception, CheckpointException) as error:  # damaged bytes can cause any error
+        failures = error.failures if isinstance(error, CheckpointException) else {}  # by rank, with tracebacks
+        cause = next((failure[0] for failure in failures.values()), error)
+        raise ConfigError(f"{path} is damaged ({first_line(cause)})") from error
+    return found
+
+
+def nested(flat: Mapping[Keys, Any]) -> dict[str, Any]:
+    """Build nested dicts, which DCP flattens to places."""
+    tree: dict[str, Any] = {}
+    for (*parents, last), value in flat.items():
+        place = tree
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return tree
+
+
+class _Reader(dcp.FileSystemReader):
+    """Gives DCP the checked metadata. Torch's class would unpickle the file again."""
+
+    def __init__(self, path: str, metadata: Metadata) -> None:
+        super().__init__(path)
+        self._metadata = metadata
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self._metadata
+
+
+class _Planner(dcp.DefaultLoadPlanner):
+    """Reads only tensors. Torch's class would unpickle other entries."""
+
+    def load_bytes(self, read_item: Any, value: Any) -> None:
+        raise ValueError(f"'{read_item.dest_index.fqn}' is not a tensor")
+
+
+# ---------------------------------------------------------------------------- the metadata
+
+
+class _Ignored:
+    """Stands in for what is not needed to read tensors, such as the folder's former path."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+class _Properties(TensorProperties):
+    def __setstate__(self, state: Any) -> None:
+        self.__class__ = TensorProperties  # type: ignore[assignment]
+        self.__init__(dtype=state[0])  # type: ignore[misc]
+
+
+def _sealed(cls: type) -> type:
+    """Return a subclass whose instances become those of the class when they get their fields.
+
+    The pickle cannot change the class itself: for that it would call ``__setstate__`` without an instance.
+    """
+
+    def set_fields(self: Any, state: Any) -> None:
+        object.__setattr__(self, "__class__", cls)
+        vars(self).update(state)  # frozen ones too
+
+    return type(cls.__name__, (cls,), {"__setstate__": set_fields})
+
+
+_RECORDS = (Metadata, TensorStorageMetadata, BytesStorageMetadata, ChunkStorageMetadata, MetadataIndex, _StorageInfo)
+_METADATA = "torch.distributed.checkpoint.metadata"
+_ALLOWED: dict[tuple[str, str], Any] = {
+    **{(cls.__module__, cls.__name__): _sealed(cls) for cls in _RECORDS},
+    (_METADATA, "TensorProperties"): _Properties,
+    (_METADATA, "StorageMeta"): _Ignored,
+    (_METADATA, "_MEM_FORMAT_ENCODING"): _Ignored,
+    ("torch.serialization", "_get_layout"): _Ignored,
+    ("torch", "Size"): torch.Size,
+    ("collections", "OrderedDict"): collections.OrderedDict,
+    **{(module, f"{kind}Path"): _Ignored for module in ("pathlib", "pathlib._local") for kind in ("Posix", "Windows")},
+    **{("torch", name): value for name, value in vars(torch).items() if isinstance(value, torch.dtype)},
+}
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Reads torch's records of tensors, and refuses everything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _ALLOWED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it holds an object of {module}.{name}") from None
+
+
+def _check(metadata: Any, folder: str) -> None:
+    """Check that a record names only files in the folder, and tensors that fit into them."""
+    if type(metadata) is not Metadata:
+        raise ValueError(f"it is a {type(metadata).__name__}, not a record of tensors")
+    names = {info.relative_path for info in (metadata.storage_data or {}).values()}
+    for name in names:
+        if os.path.basename(name) != name or not os.path.isfile(os.path.join(folder, name)):
+            raise ValueError(f"there is no file {name!r}")
+    size = sum(os.path.getsize(os.path.join(folder, name)) for name in names)
+    tensors = [entry for entry in metadata.state_dict_metadata.values() if isinstance(entry, TensorStorageMetadata)]
+    if sum(math.prod(entry.size) * entry.properties.dtype.itemsize for entry in tensors) > size:
+        raise ValueError("its tensors are larger than all its files")
+    if any(sum(math.prod(chunk.sizes) for chunk in entry.chunks) != math.prod(entry.size) for entry in tensors):
+        raise ValueError("chunks that do not cover a tensor")

@@ -3,19 +3,20 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ...config import ConfigError
+from ...hooks.common import optimizers_of, shard_like
 from .. import comm
 from .checkpointer import Checkpointer
-from .sharded import fail_together, is_sharded_folder, write_folder
-from .shards import Keys, like_model, shard, split_shards
-from .state import plain_name, to_plain
+from .sharded import Keys, Like, fail_together, is_sharded_folder, split_shards, walk, write_folder
+from .state import to_plain
 from .weights import read_checkpoint
 
-__all__ = ["ShardedCheckpointer"]
+__all__ = ["ShardedCheckpointer", "like_model", "shard"]
 
 
 class ShardedCheckpointer(Checkpointer):
@@ -38,7 +39,7 @@ class ShardedCheckpointer(Checkpointer):
 
     def __init__(self, model: nn.Module, save_dir: str = "", **options: Any) -> None:
         if "://" in save_dir:
-            raise ConfigError(f"OUTPUT_DIR: sharded checkpoints need a local folder, not {save_dir}")
+            raise ConfigError(f"checkpoints of a sharded model are saved in a local folder, not in {save_dir}")
         super().__init__(model, save_dir, **options)
         # A separate group: asynchronous saves use it while training uses the others.
         self._group: dist.ProcessGroup = comm.new_group(backend="gloo")
@@ -49,7 +50,9 @@ class ShardedCheckpointer(Checkpointer):
         """
 
     def _prepare(self, path: str, further: dict[str, Any]) -> Callable[[], None]:
-        rest, shards = self.split(further)
+        rest, shards = split_shards(self._contents(further))
+        main = comm.is_main_process()
+        rest = {name: to_plain(value, name) for name, value in rest.items()} if main else None
         if self._saver.asynchronous:
             rest, *parts = self._saver.keep([rest, *(tensor.to_local() for tensor in shards.values())])
             shards = {
@@ -59,7 +62,7 @@ class ShardedCheckpointer(Checkpointer):
 
         def write() -> None:
             with fail_together(self._group):
-                if comm.is_main_process():
+                if main:
                     self._folder.prepare()
             write_folder(path, rest, shards, self._group)
 
@@ -70,28 +73,52 @@ class ShardedCheckpointer(Checkpointer):
             if comm.is_main_process():
                 super()._conclude(last, outdated)
 
-    def split(self, further: dict[str, Any]) -> tuple[Any, dict[Keys, "DTensor"]]:
-        """Return the state that the main process writes (None on other ranks), and the sharded tensors by place."""
-        state = {"model": {plain_name(name): value for name, value in self.model.state_dict().items()}}
-        state |= {name: obj.state_dict() for name, obj in self.checkpointables.items()}
-        rest, shards = split_shards({**state, **further})
-        if not comm.is_main_process():
-            return None, shards
-        return {name: to_plain(value, name) for name, value in rest.items()}, shards
-
     def _load_file(self, f: str, mmap: bool = False) -> dict[str, Any]:
         """Read a file or folder, with this rank's shards of sharded tensors."""
         like = like_model(self.model, self._optimizers())
         # Files are mapped, so that each rank reads only its shards.
         return shard(read_checkpoint(f, mmap=mmap or not is_sharded_folder(f), like=like), like)
 
-    def _load_weights(self, f: str) -> dict[str, Any]:
-        return self._load_file(f, mmap=True)
-
     def _optimizers(self) -> list[Any]:
-        found = []
-        for obj in self.checkpointables.values():
-            optimizer = getattr(obj, "optimizer", obj)
-            if hasattr(optimizer, "param_groups"):
-                found.append(optimizer)
-        return found
+        found = [getattr(obj, "optimizer", obj) for obj in self.checkpointables.values()]
+        return [one for one in found if hasattr(one, "param_groups")]
+
+
+def like_model(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = ()) -> Like:
+    """Return how the tensors of a run's state are sharded: weights, averaged weights and optimizer state.
+
+    Args:
+        model: the model.
+        optimizers: its optimizers, in the order in which their states are saved.
+    """
+    own = {name: value for name, value in model.state_dict().items() if isinstance(value, DTensor)}
+    parts = [part for one in optimizers for part in optimizers_of(one)]
+    numbered = [[parameter for group in part.param_groups for parameter in group["params"]] for part in parts]
+
+    def like(keys: Keys, shape: torch.Size) -> "DTensor | None":
+        # {"state": {0: {"exp_avg": ...}}}, several as {"optimizers": [{"state": ...}]}; or a weight by its name.
+        found: Any = own.get(keys[-1])
+        if len(keys) >= 3 and keys[-3] == "state" and keys[-2].isdecimal():
+            several = len(keys) >= 5 and keys[-5] == "optimizers" and keys[-4].isdecimal()
+            parameters = numbered[int(keys[-4])] if several else [one for part in numbered for one in part]
+            found = parameters[int(keys[-2])] if int(keys[-2]) < len(parameters) else None
+        return found if isinstance(found, DTensor) and found.shape == shape else None
+
+    return like
+
+
+def shard(state: Any, like: Like) -> Any:
+    """Shard the whole tensors of a state, which are the same on all ranks.
+
+    Args:
+        state: the content of a checkpoint of one file.
+        like: how tensors are sharded in this run.
+    """
+
+    def visit(keys: Keys, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or isinstance(value, DTensor) or not keys:
+            return value
+        one = like(keys, value.shape)
+        return value if one is None else shard_like(value, one)
+
+    return walk(state, visit)

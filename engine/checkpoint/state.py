@@ -1,13 +1,7 @@
 """Turns state into tensors and plain data, which load without pickle."""
 
-import os
-import random
 import re
 from collections.abc import Collection, Hashable, Mapping, Set
-from dataclasses import fields, is_dataclass
-from datetime import date, time, timedelta
-from decimal import Decimal
-from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -20,8 +14,6 @@ __all__ = ["plain_name", "to_plain"]
 # Parts of names that torch.compile, FSDP and activation checkpointing add.
 _WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _PLAIN = {int, float, bool, str, type(None)}
-# torch.load(weights_only=True) cannot read longer ints.
-_MAX_INT = 1 << 2000
 # A view is copied if it is smaller than this part of the memory that torch.save would write for it.
 _USED = 0.9
 
@@ -34,10 +26,9 @@ def plain_name(name: str) -> str:
 def to_plain(value: Any, where: str = "state") -> Any:
     """Turn common types of NumPy, torch and Python into tensors and plain data, which load without pickle.
 
-    Containers are copied; tensors only if they are small views of large ones, which would be saved too. Parameters and
-    subclasses of tensors become tensors; random generators
-    (torch's, NumPy's, Python's) their state; enums their value; dataclasses and mappings dicts; paths, dates and
-    Decimals strings; timedeltas seconds; other collections lists.
+    Containers are copied; tensors only if they are small views of large ones, which would be saved too. Parameters,
+    subclasses of tensors and NumPy's arrays become tensors, numbers and texts Python's own, mappings dicts, other
+    collections lists.
 
     Args:
         value: the value.
@@ -57,47 +48,19 @@ def _plain(value: Any, where: str) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         return _plain_tensor(value, where)
-    if isinstance(value, Enum):
-        return _plain(value.value, where)
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
     if isinstance(value, np.generic):
         item = value.item()  # item() of a longdouble is a longdouble
-        refused = isinstance(value, np.void) or isinstance(item, np.generic)
-        return _refuse(value, where) if refused else _plain(item, where)
-    if isinstance(value, int):
-        return int(value) if not _is_too_large(value) else _refuse(value, where, "an int too large")
-    if isinstance(value, float):
-        return float(value)
-    if isinstance(value, complex):
-        return complex(value)
+        return _refuse(value, where) if isinstance(item, np.generic) else _plain(item, where)
+    if isinstance(value, str):
+        return str.__str__(value)  # of an Enum too
+    for kind in (int, float, complex, bytes):
+        if isinstance(value, kind):
+            return kind(value)  # type: ignore[arg-type]
     if isinstance(value, np.ndarray):
         return _plain_array(value, where)
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    if isinstance(value, np.random.Generator):
-        return _plain_state(value.bit_generator.state)
-    if isinstance(value, np.random.BitGenerator):
-        return _plain_state(value.state)
-    if isinstance(value, np.random.RandomState):
-        return _plain_state(value.get_state(legacy=False))
-    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
-        return value.getstate()
-    if isinstance(value, Decimal):
-        return str(value)
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, date | time):  # datetime is a date
-        return value.isoformat()
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name), f"{where}.{field.name}") for field in fields(value)}
     if isinstance(value, Mapping):
         return {_plain_key(key, where): _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
-    if type(value) in (tuple, list) and _PLAIN.issuperset(map(type, value)) and not any(map(_is_too_large, value)):
+    if type(value) in (tuple, list) and _PLAIN.issuperset(map(type, value)):
         return type(value)(value)
     if isinstance(value, tuple):
         return tuple(_plain(item, f"{where}[{index}]") for index, item in enumerate(value))
@@ -109,21 +72,10 @@ def _plain(value: Any, where: str) -> Any:
     return _refuse(value, where)
 
 
-def _plain_state(state: Any) -> Any:
-    """Convert the state of a NumPy generator. NumPy accepts lists of large ints, but not tensors."""
-    if isinstance(state, Mapping):
-        return {key: _plain_state(value) for key, value in state.items()}
-    return state.tolist() if isinstance(state, np.ndarray | np.generic) else state
-
-
 def _plain_key(key: Any, where: str) -> Any:
     """Convert a key of a dict or an item of a set."""
     plain = _plain(key, where)
     return plain if isinstance(plain, Hashable) and not isinstance(plain, torch.Tensor) else _refuse(key, where)
-
-
-def _is_too_large(value: Any) -> bool:
-    return isinstance(value, int) and not -_MAX_INT < value < _MAX_INT
 
 
 def _plain_array(array: np.ndarray, where: str) -> Any:
@@ -156,5 +108,5 @@ def _has_own_memory(tensor: torch.Tensor) -> bool:
 def _refuse(value: Any, where: str, what: str = "") -> Any:
     raise TypeError(
         f"{where} is {what or 'a ' + type(value).__name__}, which cannot be saved: checkpoints hold tensors and plain "
-        "data (numbers, strings, lists, dicts), so that loading one never runs code"
+        "data (numbers, strings, lists, dicts), so that loading one never runs code. Save its state or its text instead"
     )

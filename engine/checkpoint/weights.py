@@ -1,29 +1,34 @@
 """Reads weights in all supported formats, and chooses between a model's and averaged ones."""
 
+import hashlib
 import json
 import os
-import struct
 import zipfile
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import IO, TYPE_CHECKING, Any, TypeGuard
 
 import torch
+from torch import nn
 
 from ...config.errors import ConfigError, first_line, printable, suggest_file
+from ...config.files.atomic import replace_file
+from ...hooks.common import unwrap_model
 from .. import comm
-from .files import read_tag, verify_checkpoint
-from .torch_files import load_torch_file
+from .files import load_torch_file, read_tag, verify_checkpoint, write_checkpoint
+from .state import plain_name, to_plain
 
 if TYPE_CHECKING:
-    from .shards import Like
+    from .sharded import Like
 
 __all__ = [
     "averaged_weights",
     "check_weights",
     "choose_weights",
     "find_checkpoint",
+    "hash_weights",
     "is_place_of_weights",
     "read_checkpoint",
+    "save_weights",
 ]
 
 # Files of a Hugging Face folder, in the order its libraries look for them.
@@ -40,11 +45,12 @@ _MODEL_KEYS = ("model", "state_dict", "model_state_dict", "module")
 _AVERAGED_KEYS = ("model_ema", "ema_state_dict", "state_dict_ema", "ema_model", "ema")
 
 
-def find_checkpoint(path: str) -> str:
+def find_checkpoint(path: str, path_manager: Any = None) -> str:
     """Return the checkpoint file that a path refers to.
 
     Args:
         path: a local file, or a folder: of a run, of Hugging Face, or of torch.distributed.checkpoint.
+        path_manager: iopath's; downloads the file of a URI.
 
     Returns:
         The file; for torch.distributed.checkpoint, the folder.
@@ -52,36 +58,26 @@ def find_checkpoint(path: str) -> str:
     Raises:
         ConfigError: there is no such path, or it holds no weights.
     """
+    if path_manager is not None and "://" in path and not os.path.exists(path):
+        try:
+            return str(path_manager.get_local_path(path))
+        except Exception as error:
+            raise ConfigError(f"cannot read the checkpoint {path!r}: {error}") from error
     if os.path.isfile(path):
         return path
-    if os.path.exists(path) and not os.path.isdir(path):
-        raise ConfigError(f"{path} is neither a file nor a folder; name a file of weights")
     if not os.path.isdir(path):
         raise ConfigError(f"there is no file {path}{suggest_file(path)}")
     if _is_distributed(path):
         return path
-    tag = os.path.join(path, "last_checkpoint")
-    if os.path.isfile(tag):
-        try:
-            name = read_tag(path)
-        except OSError as error:
-            raise ConfigError(f"{tag} cannot be read: {error.strerror}") from error
-        last = os.path.join(path, name)
-        if not name:
-            raise ConfigError(f"{tag} points to no file; name a file of {path} instead")
-        if not (os.path.isfile(last) or _is_distributed(last)):
-            raise ConfigError(
-                f"{tag} points to {last}, which does not exist or is not a checkpoint; name a file of {path} instead"
-            )
-        return last
-    for name in _HUGGING_FACE:
-        if os.path.isfile(os.path.join(path, name)):
-            return os.path.join(path, name)
-    there = sorted(name for name in os.listdir(path) if name.endswith((".pth", ".pt", ".ckpt", ".bin", ".safetensors")))
-    raise ConfigError(
-        f"{path} is a folder without last_checkpoint, model.safetensors, pytorch_model.bin or .metadata: name "
-        + (f"a file in it, such as {there[-1]}" if there else "a file of weights")
-    )
+    is_run = os.path.isfile(os.path.join(path, "last_checkpoint"))
+    for name in [read_tag(path)] if is_run else _HUGGING_FACE:
+        found = os.path.join(path, name)
+        if os.path.isfile(found) or _is_distributed(found):
+            return found
+    problem = "last_checkpoint, model.safetensors, pytorch_model.bin or .metadata"
+    if is_run:
+        problem = "the checkpoint that its last_checkpoint names"
+    raise ConfigError(f"{path} is a folder without {problem}; name a file of weights")
 
 
 def _is_distributed(path: str) -> bool:
@@ -152,17 +148,13 @@ def check_weights(path: str, source: str = "auto") -> None:
     """
     path = find_checkpoint(path)
     if os.path.isdir(path):  # its tensors are read later, by all ranks together
-        from .distributed_files import read_metadata
-        from .sharded import is_sharded_folder, verify_folder
+        from .sharded import is_sharded_folder, read_metadata, verify_folder
 
         read_metadata(path)
         if is_sharded_folder(path) and comm.is_main_process():  # others have no checksums
             verify_folder(path)
         return
-    try:
-        choose_weights(read_checkpoint(path, mmap=True), source)
-    except ConfigError as error:
-        raise ConfigError(str(error) if path in str(error) else f"{path}: {error}") from error
+    choose_weights(read_checkpoint(path, mmap=True), source, path)
 
 
 def averaged_weights(checkpoint: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:
@@ -178,13 +170,16 @@ def averaged_weights(checkpoint: Mapping[str, Any]) -> dict[str, torch.Tensor] |
     return found[1] if found else None
 
 
-def choose_weights(checkpoint: Mapping[str, Any], source: str = "auto") -> tuple[Mapping[str, Any], str]:
+def choose_weights(
+    checkpoint: Mapping[str, Any], source: str = "auto", path: str = "the file"
+) -> tuple[Mapping[str, Any], str]:
     """Choose between a checkpoint's model and averaged weights.
 
     Args:
         checkpoint: what :func:`read_checkpoint` returned.
         source: "model", "averaged", or "auto": the averaged weights if the run evaluated them, so that its results
             are reproduced; else the model's.
+        path: the file, for messages.
 
     Returns:
         The weights by name, and what they are: "model", or "averaged by ..." with the hook's name.
@@ -197,7 +192,7 @@ def choose_weights(checkpoint: Mapping[str, Any], source: str = "auto") -> tuple
     found = _find_averaged(checkpoint)
     if found is None:
         if source == "averaged":
-            raise ConfigError("it holds no averaged weights, as the hooks EMA and SWA save them; take the model's")
+            raise ConfigError(f"{path} holds no averaged weights of the hooks EMA and SWA; take the model's")
         return checkpoint["model"], "model"
     hook, weights, evaluated = found
     if source == "averaged" or evaluated:
@@ -225,7 +220,7 @@ def _find_averaged(checkpoint: Mapping[str, Any]) -> tuple[str, dict[str, Any], 
 
 
 def _read_file(path: str, mmap: bool) -> dict[str, Any]:
-    if _is_safetensors(path):
+    if path.endswith(".safetensors"):
         return _read_safetensors(path)
     if zipfile.is_zipfile(path):  # torch.save's old format has no checksums
         verify_checkpoint(path)
@@ -249,15 +244,6 @@ def _is_state_dict(value: Any) -> TypeGuard[Mapping[str, Any]]:
         isinstance(key, str) and (isinstance(item, torch.Tensor) or key.endswith("_extra_state"))
         for key, item in value.items()
     )
-
-
-def _is_safetensors(path: str) -> bool:
-    """Return whether a file is safetensors by name or content: the length of a JSON object, then the object."""
-    if path.endswith(".safetensors"):
-        return True
-    with open(path, "rb") as file:
-        start = file.read(9)
-    return len(start) == 9 and start[8:] == b"{" and 0 < struct.unpack("<Q", start[:8])[0] <= os.path.getsize(path) - 8
 
 
 def _read_safetensors(path: str) -> dict[str, Any]:
@@ -294,8 +280,6 @@ def _read_shards(index: str, mmap: bool) -> dict[str, Any]:
     except Exception as error:  # damaged bytes can cause any error
         raise ConfigError(f"{index} is damaged, or is not an index of weights ({first_line(error)})") from error
     folder = os.path.dirname(index)
-    if gone := [name for name in files if not os.path.isfile(os.path.join(folder, name))]:
-        raise ConfigError(f"{index} names missing files: {', '.join(gone)}")
     weights: dict[str, Any] = {}
     for name in files:
         weights.update(_read_file(os.path.join(folder, name), mmap)["model"])
@@ -311,8 +295,7 @@ def is_place_of_weights(keys: tuple[Any, ...]) -> bool:
 
 def _read_distributed(path: str, like: "Like | None") -> dict[str, Any]:
     """Read the weights and averaged weights in a folder of torch.distributed.checkpoint."""
-    from .distributed_files import read_tensors
-    from .shards import nested
+    from .sharded import nested, read_tensors
 
     try:
         content = nested(read_tensors(path, is_place_of_weights, like))
@@ -325,3 +308,40 @@ def _read_distributed(path: str, like: "Like | None") -> dict[str, Any]:
     if not content:
         raise ConfigError(f"{path} is not a checkpoint of a model: it holds no tensors under 'model'")
     return {"model": content}
+
+
+def hash_weights(weights: Mapping[str, Any]) -> str:
+    """Return the sha256 of weights' names, dtypes, shapes and bytes.
+
+    Two models have the same one exactly if their weights are equal bit for bit, on any device.
+
+    Args:
+        weights: for example ``model.state_dict()``; only its tensors count.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted(weights.items()):
+        if isinstance(value, torch.Tensor):
+            digest.update(f"{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def save_weights(model: nn.Module, target: "str | os.PathLike[str] | IO[bytes]") -> None:
+    """Save a model's weights without optimizer, hooks and the state of a run. ``MODEL.WEIGHTS`` reads the file.
+
+    Args:
+        model: the model, wrapped for several processes or not.
+        target: a path, whose file appears when it is complete; or a file that is open for writing bytes.
+
+    Raises:
+        TypeError: the state has something that is neither a tensor nor plain data.
+    """
+    weights = to_plain(unwrap_model(model).state_dict(), "model")
+    data: dict[str, Any] = {"model": {plain_name(name): value for name, value in weights.items()}}
+    if isinstance(target, str | os.PathLike):
+        replace_file(os.fspath(target), lambda file: write_checkpoint(file, data))
+    else:
+        torch.save(data, target)

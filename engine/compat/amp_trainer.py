@@ -34,21 +34,12 @@ class AMPTrainer(SimpleTrainer):
         async_write_metrics: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            model,
-            data_loader,
-            optimizer,
-            gather_metric_period,
-            zero_grad_before_forward,
-            async_write_metrics,
-            grad_scaler=grad_scaler,
-            precision=precision,
-            **kwargs,
-        )
+        kwargs |= {"grad_scaler": grad_scaler, "precision": precision, "async_write_metrics": async_write_metrics}
+        super().__init__(model, data_loader, optimizer, gather_metric_period, zero_grad_before_forward, **kwargs)
         self.log_grad_scaler = log_grad_scaler
 
-    def run_step(self) -> None:
-        super().run_step()
+    def optimizer_step(self) -> None:
+        super().optimizer_step()
         if self.log_grad_scaler and self.grad_scaler is not None:
             scale = self.grad_scaler._scale
             self.storage.put_scalar("[metric]grad_scaler", 1.0 if scale is None else scale, smoothing_hint=False)

@@ -3,23 +3,20 @@
 - A class with an ``__init__`` of its own may skip ``DefaultTrainer.__init__`` and set ``model``, ``optimizer`` and
   ``data_loader`` itself: it gets :class:`PortedTrainer` as a base class, behind DefaultTrainer.
 - An inner trainer may be set as ``_trainer``: see :class:`InnerTrainer`. A trainer without such a class gets one then.
-
-A loop of its own, which any trainer may have, is supported by ``engine/step/own_loop.py``.
 """
 
 import weakref
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from types import MethodType
 from typing import Any, cast
 
 from torch import nn
 
+from ...hooks.event_storage import EventStorage
 from ..parallel.base import Strategy, strategy_of
-from ..ranks.agreement import StopRequest
 from ..simple_trainer import SimpleTrainer
-from ..step.step_outputs import StepOutputs
-from ..train_loop import TrainerBase, TrainResult
+from ..train_loop import TrainerBase
 
 __all__ = ["InnerTrainer", "PortedTrainer", "support"]
 
@@ -45,7 +42,7 @@ class InnerTrainer:
     """
 
     def __get__(self, trainer: Any, owner: Any = None) -> Any:
-        return self if trainer is None else _inner(trainer) or _Itself(trainer)
+        return self if trainer is None else _inner(trainer) or _itself(trainer)
 
     def __set__(self, trainer: Any, inner: Any) -> None:
         if not isinstance(inner, TrainerBase):
@@ -53,7 +50,7 @@ class InnerTrainer:
         if not isinstance(trainer, PortedTrainer):
             cls = type(trainer)
             names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__slots__": ()}
-            trainer.__class__ = type(cls.__name__, (cls, PortedTrainer), names)
+            trainer.__class__ = type(cls.__name__, (_Unregistered, cls, PortedTrainer), names)
         own, new, hooks = vars(trainer), vars(inner), inner._hooks
         kept = {*vars(TrainerBase())}
         if own.get("model") is not None and own["model"] is new.get("model"):
@@ -72,33 +69,27 @@ def _inner(trainer: Any) -> Any:
     return getattr(trainer, "_inner", None)
 
 
-class _Itself:
-    """A trainer without the ``run_step`` and the state of its own class."""
+class _Unregistered:
+    """Keeps a class made here from the ``__init_subclass__`` of its other base."""
 
-    def __init__(self, trainer: Any) -> None:
-        vars(self)["_outer"] = trainer
+    __slots__ = ()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._outer, name)
+    def __init_subclass__(cls, **options: Any) -> None:
+        pass
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._outer, name, value)
 
-    def __delattr__(self, name: str) -> None:
-        delattr(self._outer, name)
+@cache
+def _class_of_itself(cls: Any) -> Any:
+    methods = {name: getattr(SimpleTrainer, name) for name in ("run_step", "state_dict", "load_state_dict")}
+    return type(cls.__name__, (_Unregistered, cls), {**methods, "__slots__": ()})
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:  # for isinstance()
-        return type(self._outer)
 
-    def run_step(self) -> None:
-        SimpleTrainer.run_step(self._outer)
-
-    def state_dict(self) -> dict[str, Any]:
-        return SimpleTrainer.state_dict(self._outer)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        SimpleTrainer.load_state_dict(self._outer, state_dict)
+def _itself(trainer: Any) -> Any:
+    """Return the trainer without the ``run_step`` and the state of its own class, with the same attributes."""
+    cls: Any = type(trainer)
+    itself = object.__new__(_class_of_itself(cls))
+    itself.__dict__ = vars(trainer)
+    return itself
 
 
 class _Step:
@@ -145,7 +136,6 @@ class PortedTrainer(SimpleTrainer):
             own.get("optimizer") or (),
             strategy=strategy_of(own["model"]) if "model" in own else None,
         )
-        own.setdefault("_step_outputs", StepOutputs(self))
         for name in vars(parts).keys() - {"model", "data_loader"}:
             own.setdefault(name, getattr(parts, name))
         self._batches.listener = weakref.proxy(self)
@@ -154,13 +144,9 @@ class PortedTrainer(SimpleTrainer):
         if "nonfinite" in vars(self):  # else called again when training starts
             super()._hooks_changed()
 
-    def _train(self, *args: Any, **kwargs: Any) -> TrainResult:
+    def _prepare(self, *args: Any) -> EventStorage:
         self._add_missing_parts()
-        return super()._train(*args, **kwargs)
-
-    def _prepare(self, start_iter: int, max_iter: int, stop: StopRequest | None) -> None:
-        self._add_missing_parts()
-        super()._prepare(start_iter, max_iter, stop)
+        return super()._prepare(*args)
 
     def state_dict(self) -> dict[str, Any]:
         self._add_missing_parts()

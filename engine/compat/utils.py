@@ -16,7 +16,7 @@ from torch.utils.collect_env import get_pretty_env_info
 import hookline
 
 from ..setup.logger import setup_logger as _setup_logger
-from ..setup.seeding import seed_all_rng
+from ..setup.start import seed_all_rng
 
 __all__ = [
     "TORCH_VERSION",

@@ -1,15 +1,7 @@
 """Data sets, samplers and loaders."""
 
-from .batch_sampler import GlobalBatchSampler, PlacedBatch, RankBatchSampler
-from .batches import COLLATE_REGISTRY, move_to_device, pad_collate, split_batch, trivial_batch_collator
-from .build import (
-    build_batch_data_loader,
-    build_test_loader,
-    build_train_loader,
-    check_data,
-    check_same_length,
-    worker_init_reset_seed,
-)
+from .batch_sampler import GlobalBatchSampler, PlacedBatch
+from .build import build_batch_data_loader, build_test_loader, build_train_loader, worker_init_reset_seed
 from .datasets import (
     DATASET_REGISTRY,
     ArrayDataset,
@@ -20,8 +12,9 @@ from .datasets import (
     get_dataset,
 )
 from .epoch_iterator import EpochIterator
-from .files import TRANSFORM_REGISTRY, HuggingFaceDataset, ImageFolder, Tokens, python_docs_test, python_docs_train
-from .loader import SeededLoader
+from .files import TRANSFORM_REGISTRY, ImageFolder, Tokens
+from .loader import COLLATE_REGISTRY, SeededLoader, move_to_device, pad_collate, trivial_batch_collator
+from .mixing import MixedSampler, TokenBatchSampler, WeightedSampler
 from .samplers import (
     SAMPLER_REGISTRY,
     EpochSampler,
@@ -32,7 +25,6 @@ from .samplers import (
     RepeatFactorTrainingSampler,
     TrainingSampler,
 )
-from .seeding import is_deterministic, seed_generators, stream_key
 from .stream import ShardedIterable, StreamLoader
 
 __all__ = [
@@ -47,35 +39,28 @@ __all__ = [
     "EpochSampler",
     "GlobalBatchSampler",
     "GroupedBatchSampler",
-    "HuggingFaceDataset",
     "ImageFolder",
     "InferenceSampler",
     "LengthGroupedSampler",
     "MapDataset",
+    "MixedSampler",
     "PlacedBatch",
     "RandomSubsetTrainingSampler",
-    "RankBatchSampler",
     "RepeatFactorTrainingSampler",
     "SeededLoader",
     "ShardedIterable",
     "StreamLoader",
     "ToIterableDataset",
+    "TokenBatchSampler",
     "Tokens",
     "TrainingSampler",
+    "WeightedSampler",
     "build_batch_data_loader",
     "build_test_loader",
     "build_train_loader",
-    "check_data",
-    "check_same_length",
     "get_dataset",
-    "is_deterministic",
     "move_to_device",
     "pad_collate",
-    "python_docs_test",
-    "python_docs_train",
-    "seed_generators",
-    "split_batch",
-    "stream_key",
     "trivial_batch_collator",
     "worker_init_reset_seed",
 ]

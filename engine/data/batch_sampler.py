@@ -2,6 +2,7 @@
 
 import inspect
 import random
+from collections import deque
 from collections.abc import Iterator
 from itertools import chain, count, islice
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch.utils.data import Sampler
 
 from ...config import ConfigError
-from ...hooks.common.rng import preserve_rng
+from ...hooks.common import preserve_rng
 from .. import comm
 from .seeding import ORDER, seed_generators, stream_key
 
@@ -69,6 +70,10 @@ class GlobalBatchSampler(Sampler[list[int]]):
         world_size: number of ranks. Default: the number of data ranks.
         placed: yield :class:`PlacedBatch`, for loaders that need the positions.
         seed: of the sampler's draws, the same on all ranks.
+        seeds_own: whether generators that are attributes of the sampler are seeded.
+
+    Attributes:
+        noted: gets each batch of indices that is yielded, if it is not None.
 
     Raises:
         ConfigError: a batch would have no sample for some rank.
@@ -84,6 +89,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         *,
         placed: bool = False,
         seed: int = 0,
+        seeds_own: bool = True,
     ) -> None:
         self.sampler = sampler
         self.batch_size = batch_size
@@ -92,6 +98,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.world_size = comm.get_data_size() if world_size is None else world_size
         self.placed = placed
         self.seed = seed
+        self.seeds_own = seeds_own
+        self.noted: deque[list[int]] | None = None
         self._epoch = 0
         self._start: int | None = None  # of the next pass, until its first batch
         if batch_size < self.world_size:
@@ -139,14 +147,16 @@ class GlobalBatchSampler(Sampler[list[int]]):
         if self._start is not None:
             skip = self._set_sampler_epoch(epoch, start)
             self._start = None
-        indices = islice(self._drawn(epoch), self._own(skip), None)
-        size = self._own(self.batch_size)
-        while batch := list(islice(indices, size)):
+        indices = islice(_drawn(self.sampler, stream_key(self.seed, epoch, ORDER), self.seeds_own), skip, None)
+        while batch := list(islice(indices, self.batch_size)):
             length = len(batch)
-            if length < size and self.drop_last:
+            if length < self.batch_size and self.drop_last:
                 return
             part = self._part(length)
-            yield PlacedBatch(batch[part], epoch, self._places(start, part)) if self.placed else batch[part]
+            if self.noted is not None:
+                self.noted.append(batch[part])
+            places = range(start + part.start, start + part.stop)
+            yield PlacedBatch(batch[part], epoch, places) if self.placed else batch[part]
             start += self.batch_size
 
     def _set_sampler_epoch(self, epoch: int, start: int) -> int:
@@ -158,25 +168,13 @@ class GlobalBatchSampler(Sampler[list[int]]):
             self.sampler.set_epoch(epoch)
         return start
 
-    def _drawn(self, epoch: int) -> Iterator[int]:
-        return _drawn(self.sampler, stream_key(self.seed, epoch, ORDER), own=True)
-
-    def _own(self, samples: int) -> int:
-        """How many of ``samples`` (over all ranks) the sampler yields on this rank: all of them."""
-        return samples
-
     def _part(self, length: int) -> slice:
         """This rank's part of a batch of ``length`` indices of the sampler."""
         return slice(length * self.rank // self.world_size, length * (self.rank + 1) // self.world_size)
 
-    def _places(self, start: int, part: slice) -> range:
-        return range(start + part.start, start + part.stop)
-
     def _samples(self) -> int | None:
         """Samples per epoch, over all ranks; None if it has no end."""
-        if not hasattr(self.sampler, "__len__"):
-            return None
-        return len(self.sampler) * self.world_size // self._own(self.world_size)
+        return len(self.sampler) if hasattr(self.sampler, "__len__") else None
 
     def __len__(self) -> int:
         number = self.batches_after(0)
@@ -185,56 +183,20 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return number
 
 
-class RankBatchSampler(GlobalBatchSampler):
-    """Splits the indices that a sampler yields on this rank into batches.
-
-    For samplers that yield every ``world_size``-th sample on each rank, as those of detectron2 and torch's
-    DistributedSampler do. Positions are counted over all ranks. What the sampler draws from the global generators
-    differs by rank.
-
-    Args:
-        sampler: yields the indices of this rank. ``start`` of its ``set_epoch`` counts over all ranks.
-        batch_size: samples per global batch, a multiple of the number of ranks.
-        drop_last, rank, world_size, placed, seed: as in :class:`GlobalBatchSampler`.
-    """
-
-    def share(self, start: int) -> float:
-        return 1.0
-
-    def _drawn(self, epoch: int) -> Iterator[int]:
-        # Not the sampler's own generators, which may have to be the same on all ranks, or not.
-        return _drawn(self.sampler, stream_key(self.seed, epoch, ORDER, self.rank), own=False)
-
-    def _own(self, samples: int) -> int:
-        return samples // self.world_size
-
-    def _part(self, length: int) -> slice:
-        return slice(0, length)
-
-    def _places(self, start: int, part: slice) -> range:
-        return range(start + self.rank, start + self.rank + part.stop * self.world_size, self.world_size)
-
-
-def _drawn(sampler: Any, key: int, own: bool) -> Iterator[int]:
-    """``iter(sampler)`` with the global generators seeded by ``key``. Other draws of the run do not change.
-
-    Args:
-        sampler: yields indices.
-        key: the seed.
-        own: seed the sampler's own generators too.
-    """
-    if type(sampler).__module__ == f"{__package__}.samplers":  # which draw from generators of their own
+def _drawn(sampler: Any, key: int, seeds_own: bool) -> Iterator[int]:
+    """``iter(sampler)`` with the global generators and its own seeded by ``key``; they do not change for others."""
+    if type(sampler).__module__ in (f"{__package__}.samplers", f"{__package__}.mixing"):  # with generators of their own
         return iter(sampler)
-    return chain.from_iterable(_drawn_parts(sampler, key, own))
+    return chain.from_iterable(_drawn_parts(sampler, key, seeds_own))
 
 
-def _drawn_parts(sampler: Any, key: int, own: bool) -> Iterator[list[int]]:
+def _drawn_parts(sampler: Any, key: int, seeds_own: bool) -> Iterator[list[int]]:
     indices: Any = None
     for number in count():
         with preserve_rng():
             seed_generators(key, number)
             if indices is None:
-                if own:
+                if seeds_own:
                     _seed_own(sampler, key)
                 indices = iter(sampler)
             part = list(islice(indices, _AHEAD))

@@ -3,10 +3,9 @@
 import functools
 import inspect
 import logging
-import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any, NoReturn
 
@@ -14,18 +13,18 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, IterableDataset, Sampler, Subset
 
-from ...config import CfgNode, ConfigError, component, name_of
-from ...config.components import Slot, period_of
+from ...config import CfgNode, ConfigError, component, get_cfg, name_of
+from ...config.components import Slot
 from ...hooks.control.interruption import leave_signals_to_parent
 from .. import comm
 from ..modeling.build import resolve_device
-from .batch_sampler import GlobalBatchSampler, RankBatchSampler
-from .batches import COLLATE_REGISTRY, trivial_batch_collator
+from .batch_sampler import GlobalBatchSampler
 from .datasets import TEST_SLOT, TRAIN_SLOT, ArrayDataset, AspectRatioGroupedDataset, MapDataset, get_dataset
-from .loader import LimitedLoader, SeededLoader
+from .loader import COLLATE_REGISTRY, LimitedLoader, SeededLoader, trivial_batch_collator
+from .mixing import MixedSampler, TokenBatchSampler
 from .samplers import SAMPLER_REGISTRY, InferenceSampler, TrainingSampler, seeded_generator
 from .seeding import is_deterministic, own_collate_fn
-from .stream import ShardedIterable, StreamLoader
+from .stream import ShardedIterable, SplitLoader, StreamLoader
 
 logger = logging.getLogger(__name__)
 
@@ -45,23 +44,29 @@ def build_train_loader(cfg: CfgNode) -> Any:
     """Build the loader of ``DATASETS.TRAIN``: this rank's part of global batches of ``BATCH_SIZE`` samples.
 
     ``loader.batch_sampler`` is a :class:`GlobalBatchSampler`; its ``set_epoch(epoch, start)`` sets the position of the
-    next ``iter(loader)``. For an iterable data set the loader is a :class:`StreamLoader`.
+    next ``iter(loader)``. For an iterable data set the loader is a :class:`StreamLoader`. Batches: tensors (n, ...).
 
     Raises:
         ConfigError: the data sets, the sampler or the batch size are wrong.
     """
     if not cfg.DATASETS.TRAIN:
         raise ConfigError('DATASETS.TRAIN is empty: name the training data, such as ["digits_train"]')
-    dataset: Any = _training_data(cfg)
+    parts = _training_parts(cfg)
+    dataset: Any = _training_data(cfg, parts)
     seed = cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()
     if is_loader(dataset):
         loader = use_loader(dataset, "DATASETS.TRAIN")
     elif isinstance(dataset, IterableDataset):
-        _check_split(cfg, dataset)
+        if comm.get_data_size() > 1 and not isinstance(dataset, ShardedIterable) and not cfg.DATALOADER.ITERS_PER_EPOCH:
+            raise ConfigError(
+                f"DATALOADER.ITERS_PER_EPOCH: {type(dataset).__name__} splits itself between the ranks, which may then "
+                "end at different steps, and wait for each other forever. Set the length of an epoch, or make the set "
+                "a ShardedIterable, which ends on all ranks at the same step"
+            )
         size, drop_last = cfg.DATALOADER.BATCH_SIZE, cfg.DATALOADER.DROP_LAST
         loader = _stream(dataset, size, seed=seed, drop_last=drop_last, **_options(cfg, dataset))
     else:
-        loader = _loader(dataset, _train_batches(cfg, dataset, seed), seed=seed, **_options(cfg, dataset))
+        loader = _loader(dataset, _train_batches(cfg, dataset, parts, seed), seed=seed, **_options(cfg, dataset))
     return _limited(loader, cfg.DATALOADER.LIMIT_TRAIN_BATCHES)
 
 
@@ -69,20 +74,33 @@ def _limited(loader: Any, limit: int) -> Any:
     return LimitedLoader(loader, limit) if limit else loader
 
 
-def _train_batches(cfg: CfgNode, dataset: Any, seed: int) -> GlobalBatchSampler:
+def _train_batches(cfg: CfgNode, dataset: Any, parts: list[Any], seed: int) -> GlobalBatchSampler:
     settings = cfg.DATALOADER
-    sampler = SAMPLER_SLOT.build(
-        cfg,
-        dataset=dataset,
-        data_source=dataset,
-        size=len(dataset),
-        batch_size=settings.BATCH_SIZE,
-        seed=seed,
-        seed_shuffle=seed,
-        seed_subset=seed,
-        rank=0,  # the batch sampler splits the stream of one sampler over the ranks
-        world_size=1,
-        num_replicas=1,
+    if settings.MAX_TOKENS:
+        lengths = [length for part in parts for length in getattr(part, "lengths", ())]
+        if len(lengths) != len(dataset):
+            raise ConfigError(
+                f"DATALOADER.MAX_TOKENS: needs the tokens of each of {len(dataset)} samples: give the class "
+                f"{type(parts[0]).__name__} (for a list a subclass) an attribute lengths, a list of ints"
+            )
+        return TokenBatchSampler(lengths, settings.MAX_TOKENS, seed=seed)
+    ratios = _ratios(cfg)
+    sampler = (
+        MixedSampler([len(part) for part in parts], ratios, seed)
+        if ratios
+        else SAMPLER_SLOT.build(
+            cfg,
+            dataset=dataset,
+            data_source=dataset,
+            size=len(dataset),
+            batch_size=settings.BATCH_SIZE,
+            seed=seed,
+            seed_shuffle=seed,
+            seed_subset=seed,
+            rank=0,  # the batch sampler splits the stream of one sampler over the ranks
+            world_size=1,
+            num_replicas=1,
+        )
     )
     if isinstance(sampler, TrainingSampler):  # a subclass may not take rank and world_size
         sampler.yield_for_all_ranks()
@@ -100,12 +118,20 @@ def _train_batches(cfg: CfgNode, dataset: Any, seed: int) -> GlobalBatchSampler:
     return batches
 
 
-def _training_data(cfg: CfgNode) -> Any:
-    """Build the training set; with OVERFIT_BATCHES its first samples."""
-    parts = [_built(entry, f"DATASETS.TRAIN[{i}]") for i, entry in enumerate(cfg.DATASETS.TRAIN)]
+def _training_parts(cfg: CfgNode) -> list[Any]:
+    return [_built(entry, f"DATASETS.TRAIN[{i}]") for i, entry in enumerate(cfg.DATASETS.TRAIN)]
+
+
+def _training_data(cfg: CfgNode, parts: list[Any]) -> Any:
+    """Join the training sets; with OVERFIT_BATCHES their first samples."""
     if len(parts) > 1 and any(isinstance(part, IterableDataset) for part in parts):
         raise ConfigError("DATASETS.TRAIN: an iterable data set cannot be concatenated with others; name it alone")
     dataset = _concatenated(parts) if len(parts) > 1 else parts[0]
+    if ((ratios := _ratios(cfg)) or cfg.DATALOADER.MAX_TOKENS) and (
+        is_loader(dataset) or isinstance(dataset, IterableDataset)
+    ):
+        what = "DATASETS.TRAIN: RATIO" if ratios else "DATALOADER.MAX_TOKENS"
+        raise ConfigError(f"{what} needs data sets with indices, and {type(dataset).__name__} is iterable")
     number = cfg.DATALOADER.OVERFIT_BATCHES * cfg.DATALOADER.BATCH_SIZE
     if number and (is_loader(dataset) or isinstance(dataset, IterableDataset)):
         raise ConfigError(
@@ -117,6 +143,26 @@ def _training_data(cfg: CfgNode) -> Any:
     part = Subset(dataset, range(min(number, len(dataset))))
     logger.info("DATALOADER.OVERFIT_BATCHES: training and evaluation use the same %d samples", len(part))
     return part
+
+
+def _ratios(cfg: CfgNode) -> list[float]:
+    """The ratios in which the training sets are mixed; empty if they are not.
+
+    Raises:
+        ConfigError: some have none, or something else decides the order or number of samples, too.
+    """
+    entries = [entry for entry in cfg.DATASETS.TRAIN if isinstance(entry, Mapping) and "RATIO" in entry]
+    if not entries and not cfg.DATALOADER.MAX_TOKENS:
+        return []
+    what = "RATIO" if entries else "DATALOADER.MAX_TOKENS"
+    if entries and len(entries) < len(cfg.DATASETS.TRAIN):
+        raise ConfigError("DATASETS.TRAIN: give each set a RATIO, or none")
+    defaults, settings = get_cfg().DATALOADER, cfg.DATALOADER
+    others = ("MAX_TOKENS",) if entries else ("BATCH_SIZE", "DROP_LAST")
+    for key in ("SAMPLER_TRAIN", "SAMPLER_ARGS", "OVERFIT_BATCHES", "ITERS_PER_EPOCH", *others):
+        if settings[key] != defaults[key]:
+            raise ConfigError(f"DATALOADER.{key}: does not go together with {what}, which decides that itself")
+    return [entry["RATIO"] for entry in entries]
 
 
 def _concatenated(parts: list[Any]) -> Any:
@@ -136,27 +182,8 @@ def _built(entry: str | dict[str, Any], key: str) -> Any:
     return dataset
 
 
-def _check_split(cfg: CfgNode, dataset: IterableDataset[Any]) -> None:
-    """Check how an iterable training set is split between ranks and workers."""
-    if isinstance(dataset, ShardedIterable):
-        return
-    name, workers, ranks = type(dataset).__name__, max(1, cfg.DATALOADER.NUM_WORKERS), comm.get_data_size()
-    if ranks > 1 and not cfg.DATALOADER.ITERS_PER_EPOCH:
-        raise ConfigError(
-            f"DATALOADER.ITERS_PER_EPOCH: {name} splits itself between {ranks} ranks, which may reach its end at "
-            "different steps and then wait for each other forever. Set the length of an epoch, or make the set "
-            "a ShardedIterable, which ends on all ranks at the same step"
-        )
-    if workers * ranks > 1 and not getattr(dataset, "shares_itself_out", False):
-        logger.warning(
-            f"{name} must split itself between {ranks} ranks with {workers} workers each; otherwise every sample is "
-            f"seen {workers * ranks} times. Make it a ShardedIterable, or set its attribute shares_itself_out to True "
-            "if it does split itself"
-        )
-
-
 def build_test_loader(cfg: CfgNode, dataset_name: str) -> Any:
-    """Build the loader of a test set: this rank's part, every sample once, in order.
+    """Build the loader of a test set: this rank's part, every sample once, in order. Batches: tensors (n, ...).
 
     Args:
         cfg: the whole config.
@@ -177,7 +204,7 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> Any:
 def _test_data(cfg: CfgNode, name: str) -> Any:
     """Build a test set. With OVERFIT_BATCHES it is the samples that are trained on."""
     if cfg.DATALOADER.OVERFIT_BATCHES and cfg.DATASETS.TRAIN:
-        return _training_data(cfg)
+        return _training_data(cfg, _training_parts(cfg))
     for i, entry in enumerate(cfg.DATASETS.TEST):
         if name_of(entry) == name:
             return _built(entry, f"DATASETS.TEST[{i}]")
@@ -200,7 +227,9 @@ def check_same_length(loader: Any, key: str) -> Any:
         ConfigError: a rank's length differs from that of rank 0.
     """
     batches = getattr(loader, "batch_sampler", None)
-    is_split = type(batches) is GlobalBatchSampler or isinstance(getattr(batches, "sampler", None), InferenceSampler)
+    is_split = isinstance(batches, GlobalBatchSampler) or isinstance(
+        getattr(batches, "sampler", None), InferenceSampler
+    )
     lengths = comm.all_gather(len(loader.dataset) if is_split else None)
     for rank, length in enumerate(lengths):
         if None not in (length, lengths[0]) and length != lengths[0]:
@@ -227,16 +256,17 @@ def build_batch_data_loader(
 
     Args:
         dataset: map-style, or iterable with ``sampler=None``.
-        sampler: yields the indices of this rank: see :class:`RankBatchSampler`.
+        sampler: any. On several ranks a sampler that is no :class:`TrainingSampler` splits its indices between the
+            ranks itself, as an :class:`InferenceSampler` does.
         total_batch_size: samples per batch over all ranks, a multiple of the number of ranks.
         aspect_ratio_grouping: return an :class:`AspectRatioGroupedDataset` of the samples, which are dicts with
             ``width`` and ``height``. A resume cannot position it: its epoch starts again.
         num_workers: worker processes; 0 reads in this process.
         collate_fn: makes a batch from samples. Default: the data set's ``collate_fn``, or
-            :func:`trivial_batch_collator`.
+            :func:`trivial_batch_collator`. torch's ``default_collate`` makes tensors (n, ...) from tensors (...).
         drop_last: drop the last batch if it is not full.
-        seed: seed of the samples' random numbers, the same on all ranks. Default: a random seed shared by the ranks,
-            drawn from numpy's generator.
+        seed: seed of the samples' random numbers and of the sampler's generator, the same on all ranks. Default: a
+            random seed shared by the ranks, drawn from numpy's generator; the sampler's generator stays as it is.
         **options: others of torch's DataLoader, such as ``pin_memory`` and ``prefetch_factor``.
 
     Raises:
@@ -250,6 +280,10 @@ def build_batch_data_loader(
         )
     if sampler is None and not isinstance(dataset, IterableDataset):
         raise ValueError("a map-style data set needs a sampler, such as TrainingSampler(len(dataset))")
+    splits_itself = world_size > 1
+    if isinstance(sampler, TrainingSampler) and type(sampler).__iter__ is TrainingSampler.__iter__:
+        splits_itself = False
+        sampler.yield_for_all_ranks()
     own_seed = comm.shared_random_seed() if seed is None else seed
     options |= {"num_workers": num_workers, "seed": own_seed}
     options["collate_fn"] = collate_fn or own_collate_fn(dataset) or trivial_batch_collator
@@ -257,7 +291,10 @@ def build_batch_data_loader(
     def batches(size: int, drop_last: bool) -> Any:
         if isinstance(dataset, IterableDataset):
             return _stream(dataset, size, drop_last=drop_last, **options)
-        return _loader(dataset, RankBatchSampler(sampler, size, drop_last, seed=own_seed), **options)
+        if splits_itself and sampler is not None:
+            return _loader(dataset, BatchSampler(sampler, size // world_size, drop_last), **options)
+        in_ranks = GlobalBatchSampler(sampler, size, drop_last, seed=own_seed, seeds_own=seed is not None)
+        return _loader(dataset, in_ranks, **options)
 
     if not aspect_ratio_grouping:
         return batches(total_batch_size, drop_last)
@@ -292,13 +329,7 @@ def check_data(cfg: CfgNode) -> None:
             f"DATASETS.TEST names {repeated[0]!r} twice, and metrics are named after their test set: "
             f'give one of them another name, {{NAME: "{repeated[0]}", AS: "other"}}'
         )
-    if cfg.DATASETS.TEST and all(period_of(entry) is not None for entry in cfg.DATASETS.TEST):
-        raise ConfigError("DATASETS.TEST: each set has an EVAL_PERIOD of its own; leave it out of at least one")
-    workers, most = cfg.DATALOADER.NUM_WORKERS, max(64, 8 * (os.cpu_count() or 1))
-    if workers > most:
-        raise ConfigError(
-            f"DATALOADER.NUM_WORKERS: must be at most {most} on this machine, not {workers}: each is a process"
-        )
+    _ratios(cfg)
     SAMPLER_SLOT.check(cfg)
     check_collate_fn(cfg)
 
@@ -357,9 +388,22 @@ def _loader(dataset: Any, batches: Any, *, seed: int, **options: Any) -> DataLoa
     return SeededLoader(dataset, seed=None if still else seed, batch_sampler=batches, **options)
 
 
-def _stream(dataset: IterableDataset[Any], batch_size: int, *, seed: int, **options: Any) -> DataLoader[Any]:
+def _stream(
+    dataset: IterableDataset[Any], batch_size: int, *, seed: int, keep_rest: bool = False, **options: Any
+) -> DataLoader[Any]:
     options.pop("persistent_workers", None)  # they would not see the epoch of the next pass
-    return StreamLoader(dataset, batch_size, seed=seed, generator=_generator(seed), **options)
+    readers = comm.get_data_size() * max(1, options["num_workers"])
+    if isinstance(dataset, ShardedIterable) or readers == 1:
+        options["generator"] = _generator(seed)
+        return StreamLoader(dataset, batch_size, seed=seed, keep_rest=keep_rest, **options)
+    name = type(dataset).__name__
+    if not getattr(dataset, "shares_itself_out", False):
+        raise ConfigError(
+            f"DATASETS: {name} is iterable, and would be read {readers} times: in each loader worker of each rank. "
+            f"Use ShardedIterable({name}(...)), which splits it; or set shares_itself_out = True on a data set that "
+            "splits itself; or set DATALOADER.NUM_WORKERS to 0, with one rank"
+        )
+    return SplitLoader(dataset, batch_size, seed=seed, **options)
 
 
 def _generator(seed: int) -> torch.Generator:

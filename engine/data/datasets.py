@@ -36,7 +36,7 @@ class ArrayDataset(Dataset[tuple[torch.Tensor, ...]]):
     ``collate_fn=dataset.collate_fn``.
 
     Args:
-        tensors: one or more, of the same length N.
+        tensors: one or more (N, ...), with the same N. Sample ``i`` is a tuple of tensors (...).
 
     Attributes:
         deterministic: reading draws no random numbers, so loaders need not seed it. A subclass that overrides reading
@@ -63,7 +63,7 @@ class ArrayDataset(Dataset[tuple[torch.Tensor, ...]]):
 
     @staticmethod
     def collate_fn(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Return the batch unchanged: ``__getitems__`` returns batches."""
+        """Return the batch, tensors (N, ...), unchanged: ``__getitems__`` returns batches."""
         return batch
 
 
@@ -93,7 +93,7 @@ def digits_train() -> ArrayDataset:
 
 @DATASET_REGISTRY.register()
 def digits_test() -> ArrayDataset:
-    """The other 355 digits; normalised with the training set's mean and deviation."""
+    """The other 355 digits, images (1, 8, 8) and labels; normalised with the training set's mean and deviation."""
     return _digits()[1]
 
 
@@ -246,10 +246,6 @@ class ToIterableDataset(IterableDataset[Any]):
     def __init__(
         self, dataset: Dataset[Any], sampler: Sampler[int], shard_sampler: bool = True, shard_chunk_size: int = 1
     ) -> None:
-        if isinstance(dataset, IterableDataset):
-            raise TypeError("ToIterableDataset takes a map-style data set, and this one is iterable already")
-        if not isinstance(sampler, Sampler):
-            raise TypeError(f"ToIterableDataset takes a torch Sampler, not {sampler!r}")
         self.dataset = dataset
         self.sampler = sampler
         self.shard_sampler = shard_sampler

@@ -1,16 +1,15 @@
 """Read a loader endlessly, with a position that can be saved."""
 
+import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader, IterableDataset
-
 from ...config import ConfigError
-from .batch_sampler import has_state, takes_start
-from .batches import CudaPrefetcher
-from .loader import LimitedLoader, ended_early, exact_length, iterate, length_of, swapped
+from .batch_sampler import GlobalBatchSampler, has_state, takes_start
+from .loader import LimitedLoader, ended_early, exact_length, iterate, length_of
+
+logger = logging.getLogger(__name__)
 
 _END: Any = object()
 
@@ -29,16 +28,13 @@ class EpochIterator:
             before its own length is an error.
         listener: has ``after_epoch()`` and ``before_epoch()``. They are called when an epoch ends during a fetch, as it
             does with loaders of unknown length.
-        device: a GPU: batches from worker processes are copied there one step ahead.
 
     Attributes:
         epoch: number of the epoch, from 0.
         position: batches read in the epoch.
     """
 
-    def __init__(
-        self, loader: Any, length: int | None = None, listener: Any = None, device: torch.device | None = None
-    ) -> None:
+    def __init__(self, loader: Any, length: int | None = None, listener: Any = None) -> None:
         if isinstance(loader, LimitedLoader):
             loader, length = loader.loader, loader.limit if length is None else min(length, loader.limit)
         self.loader = loader
@@ -60,12 +56,12 @@ class EpochIterator:
         self.epoch = 0
         self.position = 0
         self.listener = listener
-        self._prefetch_to = device if getattr(loader, "num_workers", 0) and device and device.type == "cuda" else None
         self._iterator: Iterator[Any] | None = None
         self._skipping = False
         self._loaded = False
         self._follows_indices = False
-        self._noted: _NotedIndices | None = None
+        # The indices of the last batch, and of those that workers have read ahead.
+        self._noted: deque[Any] | None = None
 
     def __iter__(self) -> "EpochIterator":
         return self
@@ -75,6 +71,8 @@ class EpochIterator:
             self._roll()
         if self._iterator is None:
             self._iterator = self._start()
+        if self._noted and self._read:
+            self._noted.popleft()
         # No "except StopIteration": objects made in an except block keep the exception, and so this frame and the
         # loader's workers, alive until the garbage collector runs.
         batch = next(self._iterator, _END)
@@ -85,8 +83,11 @@ class EpochIterator:
         return batch
 
     def prepare(self) -> None:
-        """Create the loader's iterator if needed. This may draw random numbers and start workers."""
-        if self._iterator is None:
+        """Create the loader's iterator if an uninterrupted run would have created it before this position.
+
+        Call this before restoring random generators: DataLoaders draw a number, and may start workers, when they start.
+        """
+        if self._iterator is None and (self.position or self._origin or self._loaded):
             self._iterator = self._start()
 
     @property
@@ -94,16 +95,22 @@ class EpochIterator:
         """Whether the last batch read is the last of its epoch, if the length is known."""
         return self.position == self.length or self._skipping
 
+    @property
+    def has_indices(self) -> bool:
+        """Whether the indices of the loader's samples can be known."""
+        sampler = getattr(self.loader, "batch_sampler", None)
+        return isinstance(sampler, GlobalBatchSampler) and getattr(self.loader, "in_order", True)
+
     def follow_indices(self, follow: bool) -> None:
         """Start or stop to keep :attr:`indices`, with the next pass.
 
         Raises:
             ConfigError: the loader has no indices.
         """
-        if follow and (reason := reason_without_indices(self.loader)):
+        if follow and not self.has_indices:
             raise ConfigError(
-                f"a hook has uses_indices = True, and the training data has no indices: {reason}. Indices are known "
-                "for a DataLoader that makes batches of a map-style data set"
+                "a hook has uses_indices = True, and the training data has no indices: they are known for a map-style "
+                "data set that is passed or named itself, and for a DataLoader with a GlobalBatchSampler"
             )
         self._follows_indices = follow
 
@@ -114,30 +121,17 @@ class EpochIterator:
         Raises:
             AttributeError: they are not known.
         """
-        if not self._follows_indices:
+        if not self._noted:
             raise AttributeError(
-                'trainer.sample_indices is not kept, since no hook has "uses_indices = True"; set it on the hook that '
-                "reads it (for a function: @on(..., uses_indices=True))"
+                "trainer.sample_indices is there from after_fetch on, if a hook has uses_indices = True (a function: "
+                "@on(..., uses_indices=True)); if it joined during a pass over the data, from the next pass on"
             )
-        if self._noted is None or self._noted.current is None:
-            raise AttributeError(
-                "trainer.sample_indices is there from after_fetch on, or, if the hook joined while a pass over the "
-                "data was running, from the next pass on"
-            )
-        return self._noted.current
+        return self._noted[0]
 
     @property
     def samples_before(self) -> int:
         """Samples (over all ranks) before the last batch read, in the current pass over the loader."""
         return self._origin + (self._read - 1) * self._sampler.batch_size
-
-    @property
-    def begun(self) -> bool:
-        """Whether an uninterrupted run would have created the loader's iterator before this position.
-
-        If so, create it before restoring random generators: DataLoaders draw a number when they start.
-        """
-        return bool(self.position or self._origin or self._loaded)
 
     def continue_count(self, epoch: int, begun: bool) -> None:
         """Continue the epoch count of another loader, before any batch is read.
@@ -172,8 +166,7 @@ class EpochIterator:
         if self._endless:
             state["pass"] = self._pass
         if self._stateful:
-            batches = self._iterator
-            state["loader"] = batches.state if isinstance(batches, CudaPrefetcher) else self.loader.state_dict()
+            state["loader"] = self.loader.state_dict()
             # The loader's state may be that of an epoch that ends here.
             state["skipped"] = (self._skipping or (self.ended and self._cut > 0)) and not self._endless
             return state
@@ -207,6 +200,11 @@ class EpochIterator:
             return True
         size = getattr(self._sampler, "batch_size", None)
         if not samples or size is None or not takes_start(self._sampler):
+            logger.warning(
+                "The data loader cannot start in the middle of an epoch (it has neither set_epoch(epoch, start) nor "
+                "state_dict(); see docs/data.md): epoch %d starts from its beginning",
+                self.epoch,
+            )
             return False
         self._origin = samples
         if self._endless:  # the batches of the epoch, in the present batch size
@@ -232,20 +230,10 @@ class EpochIterator:
             sampler.set_epoch(number, start=self._origin)
         elif sampler is not None:
             sampler.set_epoch(number)
-        self._noted = _NotedIndices(self.loader.batch_sampler) if self._follows_indices else None
-        try:
-            batches = iterate(self.loader) if self._noted is None else self._noted.iterate(self.loader)
-        except AssertionError as error:
-            if not self._stateful:
-                raise
-            raise ConfigError(
-                f"{type(self.loader).__name__} cannot continue at the checkpoint's position. torchdata's "
-                "loader needs the number of workers that it was saved with"
-            ) from error
-        if self._prefetch_to is not None:
-            state = [self.loader.state_dict] if self._stateful else []
-            batches = CudaPrefetcher(batches, self._prefetch_to, *state)
-        return batches if self._noted is None else self._noted.follow(batches)
+        self._noted = None
+        if isinstance(sampler, GlobalBatchSampler):
+            self._noted = sampler.noted = deque() if self._follows_indices else None
+        return iterate(self.loader)
 
     def _roll(self) -> None:
         """Start the next epoch in the middle of a step, and call the listener."""
@@ -282,58 +270,3 @@ def _sampler(loader: Any) -> Any:
         if hasattr(owner, "set_epoch"):
             return owner
     return None
-
-
-def reason_without_indices(loader: Any) -> str:
-    """Why the indices of a loader's samples are not known; empty if they are."""
-    loader = getattr(loader, "loader", loader)  # of a LimitedLoader
-    name = type(loader).__name__
-    if not isinstance(loader, DataLoader):
-        return f"{name} is no DataLoader"
-    if isinstance(loader.dataset, IterableDataset):
-        return f"{type(loader.dataset).__name__} is iterable"
-    if has_state(loader):
-        return f"{name} reads them in a way of its own"
-    if loader.batch_sampler is None:
-        return "the loader's batch_size is None"
-    return "" if getattr(loader, "in_order", True) else "the loader's in_order is False"
-
-
-class _NotedIndices:
-    """Stands in for a loader's batch sampler, and keeps the indices of each batch until the batch is read.
-
-    A DataLoader returns batches in the order of their indices, however many its workers read ahead.
-    """
-
-    def __init__(self, batch_sampler: Any) -> None:
-        self._batch_sampler = batch_sampler
-        self._waiting: deque[Any] = deque()
-        self.current: Any = None
-
-    def iterate(self, loader: Any) -> Iterator[Any]:
-        workers = getattr(loader, "_iterator", None)
-        if workers is not None:  # persistent ones, which keep the sampler that they started with
-            workers._index_sampler = self
-        with swapped(loader, batch_sampler=self):
-            return iterate(loader)
-
-    def __len__(self) -> int:
-        return len(self._batch_sampler)
-
-    def __iter__(self) -> Iterator[Any]:
-        # A loader with workers calls iter() twice and reads the second.
-        waiting = self._waiting = deque()
-        for indices in self._batch_sampler:
-            waiting.append(indices)
-            yield indices
-
-    def follow(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches, and set :attr:`current` for each."""
-        while True:
-            try:
-                made = [next(batches)]
-            except StopIteration:
-                return
-            finally:  # after an error the indices are those of the batch that could not be read
-                self.current = self._waiting.popleft() if self._waiting else None
-            yield made.pop()  # this frame keeps no batch alive

@@ -1,6 +1,5 @@
-"""Data sets of files: images in folders, tokens, and those of Hugging Face's ``datasets``."""
+"""Data sets of files: images in folders, and tokens."""
 
-import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -10,11 +9,9 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from ...config import ConfigError, Registry, component, suggest, suggest_file
-from .datasets import DATASET_REGISTRY, ArrayDataset
+from ...config import ConfigError, Registry, component, suggest_file
+from .datasets import DATASET_REGISTRY
 
-# One of this many blocks is in the test set.
-_TEST_EVERY = 10
 _EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 TRANSFORM_REGISTRY = Registry("TRANSFORM", Callable)
@@ -95,10 +92,7 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
 def _folders(root: str) -> list[str]:
     if not os.path.isdir(root):
         raise ConfigError(f"root: there is no folder {root}")
-    names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
-    if not names:
-        raise ConfigError(f"root: {root} has no folders; it needs one for each class, with the images in it")
-    return names
+    return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
 
 
 def _images(root: str, name: str) -> list[str]:
@@ -109,10 +103,10 @@ def _images(root: str, name: str) -> list[str]:
 
 @TRANSFORM_REGISTRY.register()
 class Normalize:
-    """Subtracts the mean and divides by the standard deviation.
+    """Subtracts the mean and divides by the standard deviation of an image (C, H, W), whose shape it keeps.
 
     Args:
-        mean: one number, or one per channel.
+        mean: one number, or C, one per channel.
         std: the same.
     """
 
@@ -127,7 +121,7 @@ class Normalize:
 
 @TRANSFORM_REGISTRY.register()
 class RandomHorizontalFlip:
-    """Mirrors an image left to right.
+    """Mirrors an image (..., H, W) left to right.
 
     Args:
         p: the probability.
@@ -142,7 +136,7 @@ class RandomHorizontalFlip:
 
 @TRANSFORM_REGISTRY.register()
 class RandomCrop:
-    """Shifts an image by up to ``padding`` pixels in each direction. What comes in from outside is 0.
+    """Shifts an image (..., H, W) by up to ``padding`` pixels in each direction. What comes in from outside is 0.
 
     Args:
         padding: pixels.
@@ -155,41 +149,6 @@ class RandomCrop:
         height, width = image.shape[-2:]
         top, left = torch.randint(2 * self.padding + 1, (2,)).tolist()
         return F.pad(image, (self.padding,) * 4)[..., top : top + height, left : left + width]
-
-
-@DATASET_REGISTRY.register()
-def python_docs_train(block_size: int = 128) -> ArrayDataset:
-    """Python's language reference (``pydoc_data.topics``, about 460,000 bytes), in blocks.
-
-    The text differs slightly between versions of Python.
-
-    Args:
-        block_size: bytes per block.
-
-    Returns:
-        Inputs (N, block_size) int64, and targets of the same shape: the byte that follows each.
-    """
-    return _blocks(block_size)[0]
-
-
-@DATASET_REGISTRY.register()
-def python_docs_test(block_size: int = 128) -> ArrayDataset:
-    """Every tenth block of the text, which the training set leaves out."""
-    return _blocks(block_size)[1]
-
-
-@functools.cache
-def _blocks(block_size: int) -> tuple[ArrayDataset, ArrayDataset]:
-    from pydoc_data.topics import topics
-
-    text = torch.frombuffer(bytearray("\n".join(topics.values()).encode()), dtype=torch.uint8).long()
-    # Neighbours share one byte: the last target of a block is the first input of the next.
-    blocks = text.unfold(0, block_size + 1, block_size)
-    test = torch.arange(len(blocks)) % _TEST_EVERY == _TEST_EVERY - 1
-    train, held_out = (
-        ArrayDataset(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in (blocks[~test], blocks[test])
-    )
-    return train, held_out
 
 
 @DATASET_REGISTRY.register()
@@ -206,7 +165,8 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         dtype: type of the numbers.
 
     Raises:
-        ConfigError: the file is missing, cut, or too short for one block.
+        ConfigError: the file is missing, or too short for one block.
+        ValueError: it is empty, or its size is no multiple of the type's.
     """
 
     deterministic = True
@@ -214,17 +174,12 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __init__(
         self, path: str, block_size: int, dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] = "uint16"
     ) -> None:
-        if block_size < 1:
-            raise ConfigError(f"block_size: must be at least 1, not {block_size}")
         if not os.path.isfile(path):
             raise ConfigError(f"there is no file {path}{suggest_file(path)}")
-        size, rest = divmod(os.path.getsize(path), np.dtype(dtype).itemsize)
-        if rest:
-            raise ConfigError(f"{path} does not end with a whole {dtype}: it was cut, or its dtype is another")
-        if size <= block_size:
-            raise ConfigError(f"{path} has {size} tokens of type {dtype}, too few for a block of {block_size}")
         self._args = path, block_size, dtype
         self._tokens = np.memmap(path, dtype=dtype, mode="r")
+        if not 1 <= block_size < len(self._tokens):
+            raise ConfigError(f"{path} has {len(self._tokens)} tokens of type {dtype}: no block of {block_size} fits")
         self._block_size = block_size
 
     def __reduce__(self) -> Any:
@@ -237,48 +192,3 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         start = range(len(self))[index] * self._block_size  # IndexError at the end
         block = torch.from_numpy(self._tokens[start : start + self._block_size + 1].astype(np.int64))
         return block[:-1], block[1:]
-
-
-@DATASET_REGISTRY.register()
-def HuggingFaceDataset(  # named like the data set that it returns
-    path: str,
-    split: str | None = None,
-    name: str | None = None,
-    columns: Sequence[str] | None = None,
-    data_files: Any = None,
-    streaming: bool = False,
-) -> Any:
-    """A data set of Hugging Face's ``datasets``, which must be installed. Samples are dicts of tensors.
-
-    Args:
-        path: a folder written by ``save_to_disk()``; or a name on the Hub, or "csv", "json", "parquet", "text" with
-            ``data_files``: what ``load_dataset()`` takes.
-        split: such as "train" or "train[:10%]". Not for folders that hold one data set.
-        name: the configuration of a data set on the Hub.
-        columns: the columns of a sample. Default: all.
-        data_files: see ``path``.
-        streaming: read samples while training, without random access. The position is saved with checkpoints.
-
-    Raises:
-        ConfigError: there is no such split; or the package is missing. Other errors are those of ``datasets``.
-    """
-    try:
-        import datasets
-    except ImportError as error:
-        raise ConfigError("HuggingFaceDataset needs datasets: pip install 'hookline[huggingface]'") from error
-    if any(os.path.isfile(os.path.join(path, file)) for file in ("dataset_info.json", "dataset_dict.json")):
-        found = datasets.load_from_disk(path)
-    else:
-        found = datasets.load_dataset(path, name, data_files=data_files, split=split, streaming=streaming)
-    if isinstance(found, dict):
-        if split not in found:
-            raise ConfigError(
-                f"split: {path} has the splits {', '.join(found)}, not {split!r}{suggest(split or '', found)}"
-            )
-        found = found[split]
-    if columns is not None:
-        found = found.select_columns(list(columns))
-    found = found.with_format("torch")
-    if not streaming:
-        found.deterministic = True
-    return found

@@ -1,21 +1,24 @@
 """Read batches of map-style data sets: seeded by sample, with errors that name the sample, also in workers."""
 
 import signal
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, default_collate
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
+from ...config import Registry
 from ...config.errors import MismatchError
+from ...hooks.common import convert, is_samples, samples_in
 from ...hooks.control.interruption import STOP_SIGNALS, announce_exit_to_workers, leave_signals_to_parent
 from .batch_sampler import PlacedBatch
-from .seeding import COLLATE, GENERATORS, SAMPLE, Generator, seed_generators, stream_key
+from .seeding import COLLATE, SAMPLE, generators_for_reading, seed_generators, stream_key
 
 _NOTE = "while reading "
 # Errors of a whole batch list so many samples, at most.
@@ -101,46 +104,32 @@ class _BatchReader(Dataset[Any]):
     """Reads and collates whole batches of a data set, seeding as :class:`SeededLoader` says.
 
     Seeding all generators takes longer than reading a small sample, and most data sets draw from one or none. So only
-    torch's, which takes 1 µs, and those are seeded that the data set has drawn from. A batch that draws from another
-    one is read again.
+    torch's is always seeded. The first batch that draws from Python's or NumPy's is read again, with that one seeded.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any], seed: int | None) -> None:
         self._dataset = dataset
         self._collate = collate
         self._seed = seed
+        self._drawn: set[str] = set()
         # A Subset reads whole batches only if its data set does.
         owner = dataset
         while isinstance(owner, Subset) and type(owner).__getitems__ is Subset.__getitems__:
             owner = owner.dataset
         self._fetch = getattr(dataset, "__getitems__", None) if hasattr(owner, "__getitems__") else None
-        # Generators that the data set draws from, by their numbers in GENERATORS. Torch's is always seeded: a data set
-        # may read torch.initial_seed(), or draw in torch.random.fork_rng(), and its state is then unchanged.
-        self._drawn = [len(GENERATORS) - 1]
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         if self._seed is None:
             return self._read(indices)
-        batch, drawn = self._read_isolated(indices)
-        while not drawn.issubset(self._drawn):
-            self._drawn = sorted(drawn.union(self._drawn))
-            batch, drawn = self._read_isolated(indices)
-        return batch
+        while True:
+            with generators_for_reading() as drawn_from:
+                batch = self._read(indices)
+                drawn = drawn_from()
+            if drawn <= self._drawn:
+                return batch
+            self._drawn |= drawn
 
-    def _read_isolated(self, indices: Sequence[int]) -> tuple[Any, set[int]]:
-        """Return a batch, and the generators it drew from. They are restored, since the model draws from them too."""
-        before: list[Any] = [generator.get() for generator in GENERATORS]
-        drawn: set[int] = set()
-        try:
-            batch = self._read(indices, [GENERATORS[number] for number in self._drawn])
-        finally:
-            for number, (generator, state) in enumerate(zip(GENERATORS, before, strict=True)):
-                if not generator.unchanged(state):
-                    drawn.add(number)
-                    generator.set(state)
-        return batch, drawn
-
-    def _read(self, indices: Sequence[int], generators: Sequence[Generator] = ()) -> Any:
+    def _read(self, indices: Sequence[int]) -> Any:
         """Return a batch, with the generators seeded for each sample.
 
         Raises:
@@ -149,10 +138,10 @@ class _BatchReader(Dataset[Any]):
         """
         samples: Any = None
         try:
-            if generators:
+            if self._seed is not None:
                 epoch, places = (indices.epoch, indices.places) if isinstance(indices, PlacedBatch) else (0, indices)
-                samples = self._seeded_samples(indices, places, stream_key(self._seed or 0, epoch, SAMPLE), generators)
-                seed_generators(stream_key(self._seed or 0, epoch, COLLATE), places[0], generators)
+                samples = self._seeded_samples(indices, places, stream_key(self._seed, epoch, SAMPLE))
+                seed_generators(stream_key(self._seed, epoch, COLLATE), places[0], self._drawn)
             elif self._fetch is not None:
                 samples = self._fetch(indices)
             else:
@@ -161,8 +150,8 @@ class _BatchReader(Dataset[Any]):
         except Exception as error:
             if _has_note(error):
                 raise
-            names = [_sample_name(self._dataset, index) for index in islice(indices, _MAX_LISTED)]
-            error.add_note(f"while making a batch of {', '.join(names)}{', ...' if len(names) == _MAX_LISTED else ''}")
+            names = ", ".join(map(str, indices[:_MAX_LISTED])) + (", ..." if len(indices) > _MAX_LISTED else "")
+            error.add_note(f"while making a batch of the samples {names} of {type(self._dataset).__name__}")
             error.add_note('DATALOADER.COLLATE_FN names what makes batches: "pad_collate", or a function of your own')
             if samples is None or self._collate is not default_collate:
                 raise
@@ -170,15 +159,13 @@ class _BatchReader(Dataset[Any]):
             clear.__notes__ = error.__notes__
             raise clear from error
 
-    def _seeded_samples(
-        self, indices: Sequence[int], places: Sequence[int], key: int, generators: Sequence[Generator]
-    ) -> Any:
+    def _seeded_samples(self, indices: Sequence[int], places: Sequence[int], key: int) -> Any:
         if self._fetch is not None:
-            seed_generators(key, places[0], generators)
+            seed_generators(key, places[0], self._drawn)
             return self._fetch(indices)
         samples = []
         for place, index in zip(places, indices, strict=True):
-            seed_generators(key, place, generators)
+            seed_generators(key, place, self._drawn)
             samples.append(self._sample(index))
         return samples
 
@@ -186,7 +173,7 @@ class _BatchReader(Dataset[Any]):
         try:
             return self._dataset[index]
         except Exception as error:
-            note_sample(error, _sample_name(self._dataset, index))
+            note_sample(error, f"sample {index} of {type(self._dataset).__name__}")
             raise
 
 
@@ -198,22 +185,6 @@ def note_sample(error: Exception, name: str) -> None:
 
 def _has_note(error: Exception) -> bool:
     return any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ()))
-
-
-def _sample_name(dataset: Any, index: Any) -> str:
-    """Name a sample: its index in the data set itself, not in a ``Subset`` or ``ConcatDataset`` of it."""
-    part = ""
-    try:
-        while isinstance(dataset, Subset | ConcatDataset):
-            if isinstance(dataset, Subset):
-                dataset, index = dataset.dataset, dataset.indices[index]
-                continue
-            number = bisect_right(dataset.cumulative_sizes, index)
-            index -= dataset.cumulative_sizes[number - 1] if number else 0
-            dataset, part = dataset.datasets[number], f" (set {number} of the concatenated ones)"
-    except (IndexError, TypeError):
-        pass  # the index itself is the error
-    return f"sample {index} of {type(dataset).__name__}{part}"
 
 
 def iterate(loader: Any) -> Iterator[Any]:
@@ -310,3 +281,111 @@ def ended_early(read: int, length: int) -> RuntimeError:
         f"the data loader ended after {read} of its {length} batches: a StopIteration was raised in its data set, "
         "collate function or sampler, or its len() is too large"
     )
+
+
+# ---------------------------------------------------------------------------- batches
+
+COLLATE_REGISTRY = Registry("COLLATE", Callable)
+"""Functions from a list of samples to a batch, or classes of callable objects, for ``DATALOADER.COLLATE_FN.NAME``."""
+
+COLLATE_REGISTRY.register(default_collate)
+
+
+@COLLATE_REGISTRY.register()
+def trivial_batch_collator(batch: list[Any]) -> list[Any]:
+    """Return the list of samples unchanged."""
+    return batch
+
+
+@COLLATE_REGISTRY.register()
+def pad_collate(samples: list[Any], padding: Any = 0) -> Any:
+    """Make a batch of sequences of different lengths: they are padded at the end to the longest one.
+
+    Sequences are tensors, NumPy arrays and lists of numbers. Everything else is collated as usual.
+
+    Args:
+        samples: N sequences (length, ...), numbers and strings, alone or in dicts or tuples.
+        padding: the number that fills up tensors; for dicts, also ``{entry: number}``, with 0 for other entries.
+
+    Returns:
+        The structure of one sample. Sequences are tensors (N, longest length, ...), numbers are tensors (N,).
+    """
+    first = samples[0]
+    if isinstance(first, Mapping):
+        fill = padding if isinstance(padding, Mapping) else dict.fromkeys(first, padding)
+        return {key: pad_collate([sample[key] for sample in samples], fill.get(key, 0)) for key in first}
+    if isinstance(first, list) and all(isinstance(value, float | int) for sample in samples for value in sample):
+        dtype = torch.tensor(list(chain(*samples))).dtype
+        samples = [torch.tensor(sample, dtype=dtype) for sample in samples]
+    elif isinstance(first, list | tuple):
+        return tuple(pad_collate(list(values), padding) for values in zip(*samples, strict=True))
+    if isinstance(samples[0], torch.Tensor | np.ndarray) and samples[0].ndim:
+        return pad_sequence(list(map(torch.as_tensor, samples)), batch_first=True, padding_value=padding)
+    return default_collate(samples)
+
+
+def batch_size_of(batch: Any) -> int:
+    """Number N of samples in a batch: of its first tensor (N, ...), or of a list of samples.
+
+    Raises:
+        TypeError: the batch has no tensor and no list.
+    """
+    size = samples_in(batch)
+    if size is None:
+        raise TypeError(f"cannot tell the number of samples of a batch of type {type(batch).__name__}")
+    return size
+
+
+def split_batch(batch: Any, parts: int, *, exact: bool = False) -> Iterator[tuple[Any, float]]:
+    """Split a batch into ``parts`` of nearly equal size.
+
+    Args:
+        batch: tensors (N, ...), in any nesting of tuples, lists and dicts; or a
+            list of samples of any kind.
+        parts: number of parts; fewer if there are fewer samples.
+        exact: repeat the last part with a share of 0 up to ``parts``, for ranks that must have the same number of
+            parts.
+
+    Returns:
+        Pairs of a part, with tensors (n, ...) for tensors (N, ...), and its share n / N. The shares add up to 1.
+    """
+    size = batch_size_of(batch)
+    for part in range(min(parts, size)):
+        start, end = size * part // min(parts, size), size * (part + 1) // min(parts, size)
+        piece = convert(batch, partial(_rows, start, end, size))
+        yield piece, (end - start) / size
+    if exact and size:
+        for _ in range(parts - size):
+            yield piece, 0.0
+
+
+def _rows(start: int, end: int, size: int, part: Any) -> Any:
+    """Rows of a tensor over all samples, or samples of a list; None for another part of a batch."""
+    if isinstance(part, torch.Tensor):
+        return part[start:end] if part.ndim and part.shape[0] == size else part
+    return part[start:end] if is_samples(part) else None
+
+
+def move_to_device(batch: Any, device: torch.device | str) -> Any:
+    """Move every tensor in a batch to a device.
+
+    Copies to CUDA do not block: later work on the same stream waits for them. Copies in other directions block, since
+    the host could read a tensor before it has arrived.
+
+    Args:
+        batch: tensors of any shape, objects with a method ``to``, and dicts, lists, tuples and named tuples of these.
+            Other values (strings, numbers) are kept.
+        device: the target device.
+
+    Returns:
+        The same structure. Tensors that are already on the device are not copied.
+    """
+    device = torch.device(device)
+    non_blocking = device.type == "cuda"
+
+    def move(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(device, non_blocking=non_blocking)
+        return value.to(device) if hasattr(value, "to") else None
+
+    return convert(batch, move)

@@ -89,9 +89,9 @@ class LengthGroupedSampler(EpochSampler):
                 f"DATALOADER.SAMPLER_ARGS: LengthGroupedSampler needs {self.size} lengths, one per sample, not "
                 f"{found}: give the data set an attribute lengths"
             )
+        self.lengths = torch.as_tensor(lengths)
         if group < 1:
             raise ConfigError("DATALOADER.SAMPLER_ARGS: group must be at least 1")
-        self.lengths = torch.as_tensor(lengths)
         self.batch_size = batch_size
         self.group = group
 
@@ -120,29 +120,18 @@ class TrainingSampler(Sampler[int]):
         size: samples in the data set.
         shuffle: False keeps the order of the data set.
         seed: the same on all ranks; None: a random seed shared by the ranks.
-        rank: yields every ``world_size``-th index, from the ``rank``-th on. Default: this process's data rank.
-        world_size: number of parts. Default: the number of data ranks. 1 yields the whole stream.
     """
 
     epoch = 0
     _start = 0
 
-    def __init__(
-        self,
-        size: int,
-        shuffle: bool = True,
-        seed: int | None = None,
-        *,
-        rank: int | None = None,
-        world_size: int | None = None,
-    ) -> None:
+    def __init__(self, size: int, shuffle: bool = True, seed: int | None = None) -> None:
         if size < 1:
             raise ValueError(f"an endless stream needs at least one sample, not size={size}")
         self._size = index(size)  # a TypeError for a float
         self._shuffle = shuffle
         self._seed = comm.shared_random_seed() if seed is None else int(seed)
-        self._rank = comm.get_data_rank() if rank is None else rank
-        self._world_size = comm.get_data_size() if world_size is None else world_size
+        self._rank, self._world_size = comm.get_data_rank(), comm.get_data_size()
 
     def yield_for_all_ranks(self) -> None:
         """Yield the whole stream, for a :class:`GlobalBatchSampler`, not this rank's part of it."""
@@ -194,7 +183,6 @@ class RandomSubsetTrainingSampler(TrainingSampler):
         shuffle: shuffle each pass over the subset.
         seed_shuffle: seed of the shuffling; None: a random seed shared by the ranks.
         seed_subset: seed of the choice; None: likewise.
-        rank, world_size: as in :class:`TrainingSampler`.
     """
 
     def __init__(
@@ -204,13 +192,10 @@ class RandomSubsetTrainingSampler(TrainingSampler):
         shuffle: bool = True,
         seed_shuffle: int | None = None,
         seed_subset: int | None = None,
-        *,
-        rank: int | None = None,
-        world_size: int | None = None,
     ) -> None:
         if not 0.0 < subset_ratio <= 1.0:
             raise ValueError(f"subset_ratio must be in (0, 1], not {subset_ratio}")
-        super().__init__(int(size * subset_ratio), shuffle, seed_shuffle, rank=rank, world_size=world_size)
+        super().__init__(int(size * subset_ratio), shuffle, seed_shuffle)
         seed_subset = comm.shared_random_seed() if seed_subset is None else seed_subset
         self.indices = _order(size, True, (seed_subset,))[: self._size]
 
@@ -228,7 +213,6 @@ class RepeatFactorTrainingSampler(TrainingSampler):
         repeat_factors: (size,) floats >= 0, one per sample.
         shuffle: shuffle each pass.
         seed: the same on all ranks; None: a random seed shared by the ranks.
-        rank, world_size: as in :class:`TrainingSampler`.
     """
 
     def __init__(
@@ -237,10 +221,8 @@ class RepeatFactorTrainingSampler(TrainingSampler):
         *,
         shuffle: bool = True,
         seed: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
     ) -> None:
-        super().__init__(max(1, len(repeat_factors)), shuffle, seed, rank=rank, world_size=world_size)
+        super().__init__(max(1, len(repeat_factors)), shuffle, seed)
         factors = torch.as_tensor(repeat_factors, dtype=torch.float64)
         if not factors.sum() > 0:
             raise ValueError("repeat_factors must contain positive numbers: the stream would be empty")
@@ -327,12 +309,8 @@ class GroupedBatchSampler(BatchSampler):
     """
 
     def __init__(self, sampler: Sampler[int], group_ids: Sequence[int], batch_size: int) -> None:
-        if not isinstance(sampler, Sampler):
-            raise ValueError(f"GroupedBatchSampler takes a torch Sampler, not {sampler!r}")
         self.sampler = sampler
         self.group_ids = np.asarray(group_ids)
-        if self.group_ids.ndim != 1:
-            raise ValueError(f"group_ids must be one number per sample, not an array of {self.group_ids.shape}")
         self.batch_size = batch_size
         self.buffer_per_group: dict[int, list[int]] = {group: [] for group in np.unique(self.group_ids).tolist()}
 

@@ -6,93 +6,22 @@ after a resume. Loaders therefore seed the three generators before each sample, 
 position. A sample then gets the same random numbers in every process.
 """
 
-import ctypes
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 
-from ...config import ConfigError
-
 # Separate random streams for reading, collating and transforming a sample, and for the order of samples.
 SAMPLE, COLLATE, TRANSFORM, ORDER = 0, 1, 2, 3
 _MASK = 2**64 - 1
 
-
-# The global generators on the CPU: ``get`` returns the state, ``unchanged`` compares it with the present one, ``set``
-# restores it, and ``seed`` takes an int of 64 bits.
-
-
-class _Python:
-    get = staticmethod(random.getstate)
-    set = staticmethod(random.setstate)
-    seed = staticmethod(random.seed)
-
-    def unchanged(self, state: Any) -> bool:
-        return bool(random.getstate() == state)
-
-
-class _Torch:
-    get = staticmethod(torch.default_generator.get_state)
-    set = staticmethod(torch.default_generator.set_state)
-
-    def unchanged(self, state: torch.Tensor) -> bool:
-        return torch.equal(torch.default_generator.get_state(), state)
-
-    def seed(self, seed: int) -> None:
-        torch.default_generator.manual_seed(seed >> 1)
-
-
-class _Numpy:
-    """NumPy's generator. ``np.random.get_state()`` and ``set_state()`` take 60 µs each, so its memory is copied.
-
-    NumPy keeps every second normal number for the next call, outside of that memory. One can be there only after the
-    memory has changed, so only then the whole state is asked for.
-    """
-
-    _SIZE = 625 * 4  # MT19937: 624 words, and the position in them
-
-    def __init__(self) -> None:
-        self._seen = b""
-        self._kept: float | None = None  # the normal number that was kept when _seen was read
-
-    def _address(self) -> int:
-        generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
-        if type(generator) is not np.random.MT19937:
-            raise ConfigError(
-                f"np.random.set_bit_generator: NumPy's global generator must be MT19937, as usual, to be seeded for "
-                f"each sample, not {type(generator).__name__}; draw from a generator of your own instead"
-            )
-        return generator.ctypes.state_address
-
-    def get(self) -> tuple[bytes, float | None]:
-        memory = ctypes.string_at(self._address(), self._SIZE)
-        if memory != self._seen or self._kept is not None:
-            whole: Any = np.random.get_state(legacy=False)
-            self._seen, self._kept = memory, whole["gauss"] if whole["has_gauss"] else None
-        return memory, self._kept
-
-    def unchanged(self, state: tuple[bytes, float | None]) -> bool:
-        same = ctypes.string_at(self._address(), self._SIZE) == state[0]
-        return same and (state[1] is None or self.get() == state)
-
-    def set(self, state: tuple[bytes, float | None]) -> None:
-        memory, kept = self._seen, self._kept = state
-        np.random.seed(0)  # forgets a number that is kept
-        ctypes.memmove(self._address(), memory, self._SIZE)
-        if kept is not None:
-            whole: Any = np.random.get_state(legacy=False)
-            np.random.set_state(whole | {"has_gauss": 1, "gauss": kept})
-
-    def seed(self, seed: int) -> None:
-        np.random.seed(seed >> 32)
-
-
-Generator = _Python | _Numpy | _Torch
-GENERATORS: tuple[Generator, ...] = (_Python(), _Numpy(), _Torch())
+_NUMPY: Any = np.random  # its functions for bit generators are in no stub
+_BITS = np.random.MT19937(0)  # NumPy draws from it while a batch is read
+_FIRST = np.random.RandomState(0).random_sample()
 
 
 def stream_key(*numbers: int) -> int:
@@ -103,19 +32,50 @@ def stream_key(*numbers: int) -> int:
     return key
 
 
-def seed_generators(key: int, place: int, generators: Sequence[Generator] = GENERATORS) -> None:
+def seed_generators(key: int, place: int, drawn: Container[str] = ("python", "numpy")) -> None:
     """Seed the global CPU generators of python, numpy and torch for one position of a stream.
 
-    Takes about 10 µs. GPU generators are not seeded: samples are made on the CPU, and seeding those is slow.
+    Takes about 10 µs, torch's alone 1 µs. GPU generators are not seeded: samples are made on the CPU, and seeding those
+    is slow.
 
     Args:
         key: key of the stream, see :func:`stream_key`.
         place: position of a sample in it.
-        generators: those to seed.
+        drawn: "python" and "numpy": the generators to seed besides torch's.
     """
     seed = _mix(key + place)
-    for generator in generators:
-        generator.seed(seed)
+    if "python" in drawn:
+        random.seed(seed)
+    if "numpy" in drawn:
+        np.random.seed(seed >> 32)
+    torch.default_generator.manual_seed(seed >> 1)
+
+
+@contextmanager
+def generators_for_reading() -> Iterator[Callable[[], set[str]]]:
+    """Restore the global CPU generators after the block: the model draws from them too.
+
+    Saving NumPy's state takes 0.1 ms, so NumPy gets another bit generator for the block. The second normal number of a
+    pair, which NumPy keeps for the next ``randn()``, is lost by that.
+
+    Yields:
+        A function that says which of "python" and "numpy" the block has drawn from.
+    """
+    python, numpy, cpu = random.getstate(), _NUMPY.get_bit_generator(), torch.default_generator.get_state()
+    _NUMPY.set_bit_generator(_BITS)
+    np.random.seed(0)
+
+    def drawn() -> set[str]:
+        used = {"python": random.getstate() != python, "numpy": np.random.random_sample() != _FIRST}
+        return {name for name, is_used in used.items() if is_used}
+
+    try:
+        yield drawn
+    finally:
+        _NUMPY.set_bit_generator(numpy)
+        torch.default_generator.set_state(cpu)
+        if random.getstate() != python:
+            random.setstate(python)
 
 
 def _mix(x: int) -> int:

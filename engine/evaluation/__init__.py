@@ -17,7 +17,7 @@ from .metrics import METRIC_REGISTRY, Accuracy, FunctionMetric, Loss, MeanMetric
 from .testing import flatten_results_dict, format_results, print_csv_format, verify_results
 
 if TYPE_CHECKING:
-    from .predictions import predict_dataset, prediction_rows, write_predictions
+    from .predictions import prediction_rows, write_predictions
 
 __all__ = [
     "EVALUATOR_REGISTRY",
@@ -39,7 +39,6 @@ __all__ = [
     "format_results",
     "inference_context",
     "inference_on_dataset",
-    "predict_dataset",
     "prediction_rows",
     "print_csv_format",
     "result_names",
@@ -47,6 +46,4 @@ __all__ = [
     "write_predictions",
 ]
 
-__getattr__ = imported_when_used(
-    __name__, dict.fromkeys(("predict_dataset", "prediction_rows", "write_predictions"), ".predictions")
-)
+__getattr__ = imported_when_used(__name__, dict.fromkeys(("prediction_rows", "write_predictions"), ".predictions"))

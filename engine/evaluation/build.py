@@ -1,5 +1,6 @@
 """Build evaluators and metrics from a config."""
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, SupportsFloat
@@ -7,30 +8,27 @@ from typing import Any, SupportsFloat
 import torch
 from torch import nn
 
-from ...config import CfgNode, ConfigError, Registry, suggest
+from ...config import CfgNode, ConfigError, Registry
 from ...config.components import Slot, errors_at, name_key
 from ...config.errors import MismatchError
 from ...config.signatures import is_function_of_two
-from ...hooks.base import HookBase
-from ...hooks.common.tensors import gathered, samples_in
+from ...hooks.common import samples_in
 from ...hooks.evaluation import flatten_names
-from ..modeling.adapters import ModelAdapter
-from ..modeling.outputs import describe, predictions_of, raise_clearer
+from ..modeling.adapters import ModelAdapter, describe, predictions_of, raise_clearer
 from .evaluator import DatasetEvaluator
-from .metrics import METRIC_REGISTRY, FunctionMetric, Loss, Metric, local_value
+from .metrics import METRIC_REGISTRY, FunctionMetric, Loss, Metric
 
 __all__ = [
     "EVALUATOR_REGISTRY",
     "MetricsEvaluator",
-    "TrainingMetrics",
     "build_evaluator",
     "build_metrics",
     "check_evaluation",
-    "check_format",
     "check_metrics",
     "result_names",
-    "training_metrics",
 ]
+
+logger = logging.getLogger(__name__)
 
 EVALUATOR_REGISTRY = Registry("EVALUATOR", DatasetEvaluator)
 """Evaluators for ``TEST.EVALUATOR.NAME``. They receive ``TEST.EVALUATOR.ARGS``, and ``cfg``, ``dataset_name``,
@@ -40,9 +38,6 @@ EVALUATOR_SLOT = Slot(
     EVALUATOR_REGISTRY, "TEST.EVALUATOR.NAME", offers=("cfg", "dataset_name", "metrics", "targets_of")
 )
 METRICS_SLOT = Slot(METRIC_REGISTRY, "TEST.METRICS")
-TRAIN_METRICS_SLOT = Slot(METRIC_REGISTRY, "LOG.TRAIN_METRICS")
-
-_FORMATS = ("jsonl", "csv", "npz")
 
 
 @EVALUATOR_REGISTRY.register()
@@ -75,6 +70,11 @@ class MetricsEvaluator(DatasetEvaluator):
         """Whether ``losses`` must be set before each batch is processed."""
         self.losses: Mapping[str, Any] = {}
         """The losses that the model computed for the batch."""
+        self._asking = [one for one in self.metrics.values() if getattr(one, "generates", False)]
+        self.generates = bool(self._asking)
+        """Whether ``generated`` must be set before each batch is processed: what ``model.generate()`` returned."""
+        self.needs_outputs = len(self._asking) + len(self._own_losses) < len(self.metrics)
+        self.generated: Any = None
 
     def reset(self) -> None:
         for metric in self.metrics.values():
@@ -85,10 +85,11 @@ class MetricsEvaluator(DatasetEvaluator):
             loss.add_losses(self.losses, samples_in(inputs) or 1)
         if len(self._own_losses) == len(self.metrics):
             return  # the batch may have no targets
-        targets, outputs = self._targets_of(inputs), predictions_of(outputs)
+        targets, forward = self._targets_of(inputs), predictions_of(outputs)
         for name, metric in self.metrics.items():
             if metric in self._own_losses:
                 continue
+            outputs = self.generated if metric in self._asking else forward
             if isinstance(metric, nn.Module) and isinstance(outputs, torch.Tensor):
                 metric.to(outputs.device)
             try:
@@ -110,11 +111,8 @@ class MetricsEvaluator(DatasetEvaluator):
                 )
                 raise
 
-    def evaluate(self, local: bool = False) -> dict[str, dict[str, Any]]:
+    def evaluate(self) -> dict[str, dict[str, Any]]:
         """``{dataset_name: {metric: value}}``, the same on every rank.
-
-        Args:
-            local: this rank's values instead, without waiting for the others.
 
         Raises:
             ConfigError: two metrics have a result of the same name.
@@ -123,7 +121,7 @@ class MetricsEvaluator(DatasetEvaluator):
         results: dict[str, Any] = {}
         for name, metric in self.metrics.items():
             try:
-                value = local_value(metric) if local else metric.compute()
+                value = metric.compute()
             except Exception as error:
                 error.add_note(f"in compute() of the metric {self.dataset_name}/{name}")
                 raise
@@ -137,41 +135,6 @@ class MetricsEvaluator(DatasetEvaluator):
                         raise TypeError(f"the metric {self.dataset_name}/{part} is not a number but {number!r}")
             results.update(found)
         return {self.dataset_name: results}
-
-
-class TrainingMetrics(HookBase):
-    """Puts the metrics of each training batch as ``train/<metric>``: smoothed and averaged over ranks, like losses.
-
-    With several micro-batches they are those of the last one. Metrics see what evaluations give them: predictions as
-    the model made them for this step, and targets. Saves nothing.
-
-    Args:
-        metrics: metrics by name.
-
-    Raises:
-        ConfigError: a metric is the model's own loss, which is logged anyway.
-    """
-
-    uses_outputs = True
-
-    def __init__(self, metrics: Mapping[str, Metric]) -> None:
-        self._evaluator = MetricsEvaluator("train", metrics, self._targets)
-        if self._evaluator.needs_losses:
-            raise ConfigError("LOG.TRAIN_METRICS: the losses of the model are logged anyway; leave out Loss")
-
-    @torch.no_grad()
-    def after_step(self) -> None:
-        trainer: Any = self.trainer
-        self._evaluator.reset()
-        self._evaluator.process(trainer.batch, gathered(trainer.adapter.predictions(trainer.outputs, training=True)))
-        values = flatten_names(self._evaluator.evaluate(local=True))
-        if trainer.ranks_in_sync:
-            trainer.storage.average_over_ranks(values)
-        trainer.storage.put_scalars(**values)
-
-    def _targets(self, batch: Any) -> Any:
-        trainer: Any = self.trainer
-        return trainer.adapter.targets(batch, training=True)
 
 
 def build_evaluator(
@@ -196,36 +159,30 @@ def build_evaluator(
     )
 
 
-def build_metrics(cfg: CfgNode, slot: Slot = METRICS_SLOT) -> dict[str, Metric]:
-    """Build the metrics of a slot, by default ``cfg.TEST.METRICS``, by their ``AS``, ``name`` or class name.
+def build_metrics(cfg: CfgNode) -> dict[str, Metric]:
+    """Build the metrics of ``cfg.TEST.METRICS``, by their ``AS``, ``name`` or class name.
 
     Raises:
         ConfigError: names or arguments are wrong, also if a metric's constructor says so; or two metrics have the same
             name.
     """
     metrics: dict[str, Metric] = {}
-    section, _, last = slot.key.partition(".")
-    for i, (name, args, key) in enumerate(slot.entries(cfg)):
-        with errors_at(f"{slot.key}[{i}] ({name})"):
+    for i, (name, args, key) in enumerate(METRICS_SLOT.entries(cfg)):
+        with errors_at(f"TEST.METRICS[{i}] ({name})"):
             if function := _metric_function(name, args, key):
-                metric: Metric = FunctionMetric(function, args)
+                metric: Metric = FunctionMetric(function, args, cfg.TEST.GENERATE.get("pad_token_id", 0))
             else:
                 metric = METRIC_REGISTRY.build(name, args, offered={"cfg": cfg}, key=key)
-        entry = cfg[section][last][i]
+        entry = cfg.TEST.METRICS[i]
         own = entry.get("AS") if isinstance(entry, Mapping) else None
         result = own or _default_name(metric)
         if result in metrics:
             raise ConfigError(
-                f"{slot.key}[{i}]: there is already a metric named {result!r}; give one of them another name, "
+                f"TEST.METRICS[{i}]: there is already a metric named {result!r}; give one of them another name, "
                 f'{{NAME: "{name}", AS: "other"}}'
             )
         metrics[result] = metric
     return metrics
-
-
-def training_metrics(cfg: CfgNode) -> TrainingMetrics | None:
-    """Build the hook of ``cfg.LOG.TRAIN_METRICS``; None if there are none."""
-    return TrainingMetrics(build_metrics(cfg, TRAIN_METRICS_SLOT)) if cfg.LOG.TRAIN_METRICS else None
 
 
 def check_evaluation(cfg: CfgNode) -> None:
@@ -234,21 +191,17 @@ def check_evaluation(cfg: CfgNode) -> None:
     Raises:
         ConfigError: the first problem found.
     """
-    check_format(cfg.TEST.PREDICTIONS_FORMAT, "TEST.PREDICTIONS_FORMAT")
     if wrong := [name for name in cfg.TEST.PREDICTIONS_COLUMNS if not isinstance(name, str) or not name]:
         raise ConfigError(f"TEST.PREDICTIONS_COLUMNS: {wrong[0]!r} is not the name of a column")
     EVALUATOR_SLOT.check(cfg)
-    for name, args, key in [*METRICS_SLOT.entries(cfg), *TRAIN_METRICS_SLOT.entries(cfg)]:
-        if not _metric_function(name, args, key):
+    asks = EVALUATOR_SLOT.name(cfg) != "MetricsEvaluator"  # others may have the attribute
+    for name, args, key in METRICS_SLOT.entries(cfg):
+        function = _metric_function(name, args, key)
+        asks = asks or getattr(function or METRIC_REGISTRY.get(name, key), "generates", False)
+        if not function:
             METRIC_REGISTRY.check(name, args, offered=METRICS_SLOT.offers, key=key)
-
-
-def check_format(format: str, key: str = "format") -> None:
-    """Raise ConfigError unless ``format`` is one of prediction files."""
-    if format not in _FORMATS:
-        raise ConfigError(
-            f"{key}: unknown format {format!r}, not one of {', '.join(_FORMATS)}{suggest(format, _FORMATS)}"
-        )
+    if cfg.TEST.GENERATE and not asks:
+        logger.warning("TEST.GENERATE: no metric has generates = True, so evaluations do not use it")
 
 
 def check_metrics(cfg: CfgNode) -> None:

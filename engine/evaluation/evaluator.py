@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...hooks.common.tensors import has_shards
+from ...hooks.common import has_shards, unwrap_model
+from ...hooks.event_storage import EventStorage, has_event_storage
 from .. import comm
-from ..data.batches import move_to_device
-from ..data.loader import whole_pass
+from ..data.loader import move_to_device, whole_pass
 
 __all__ = [
     "DatasetEvaluator",
@@ -22,6 +22,8 @@ __all__ = [
     "inference_context",
     "inference_on_dataset",
     "outputs_of",
+    "predictions",
+    "scratch_storage",
 ]
 
 
@@ -141,6 +143,17 @@ def inference_on_dataset(
 
 
 @contextmanager
+def scratch_storage(iteration: int) -> Iterator[None]:
+    """Open a storage that is then discarded, if none is open, for hooks that are called outside of training."""
+    if has_event_storage():
+        yield
+        return
+    with EventStorage(iteration) as storage:
+        storage.of_run = False
+        yield
+
+
+@contextmanager
 def inference_context(model: Any) -> Iterator[None]:
     """Set eval mode; on exit every submodule is back in its previous mode.
 
@@ -182,6 +195,33 @@ def outputs_of(
             outputs = model(batch) if predict is None else predict(model, batch)
         if counts:
             yield outputs
+
+
+def predictions(
+    trainer: Any, data_loader: Iterable[Any], with_batches: bool, predict: Callable[[Any, Any], Any]
+) -> Iterator[Any]:
+    """Yield a trainer's predictions, and emit the events around them; see :meth:`SimpleTrainer.predict`.
+
+    ``on_predict_end`` comes after the last output, or when the iterator is closed or fails; ``after_predict`` only
+    after the last output.
+    """
+    with scratch_storage(trainer.iter):
+        trainer.emit("before_predict")
+    # Unwrapped: the ranks may have different numbers of batches, and must not wait for each other.
+    model, batches = unwrap_model(trainer.model), 0
+
+    def pair(model: nn.Module, batch: Any) -> Any:
+        return batch, predict(model, batch)
+
+    try:
+        for outputs in outputs_of(model, data_loader, pair if with_batches else predict, trainer.device):
+            batches += 1
+            yield outputs
+    finally:
+        with scratch_storage(trainer.iter):
+            trainer.emit("on_predict_end")
+    with scratch_storage(trainer.iter):
+        trainer.emit("after_predict", {"batches": batches})
 
 
 def counted(model: Any, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from ...config import CfgNode, ConfigError, Registry
-from ...config.signatures import what_it_takes
+from ...config.signatures import parameters_of
 from .. import comm
-from ..data.batches import move_to_device
+from ..data.loader import move_to_device
+from ..modeling.adapters import entries_of, terms_of
 from ..modeling.build import build_loss
-from ..modeling.losses import classes_second, number_of_terms
-from ..modeling.outputs import entries_of, terms_of
+from ..modeling.zoo import classes_second, number_of_terms
 
 __all__ = ["METRIC_REGISTRY", "Accuracy", "FunctionMetric", "Loss", "MeanMetric", "Metric", "Predictions", "collect"]
 
@@ -60,25 +60,11 @@ class MeanMetric:
         self._sum = self._sum + total.detach()
         self._count = self._count + count
 
-    def local_value(self) -> torch.Tensor | float:
-        """Return the mean of this rank, which may be a tensor on the device."""
-        return self._sum / self._count if isinstance(self._sum, torch.Tensor) else float("nan")
-
     def compute(self) -> float:
         """Return the mean over all ranks; NaN without data."""
         shares = comm.all_gather((float(self._sum), float(self._count)))
         total, count = (sum(values) for values in zip(*shares, strict=True))
         return total / count if count else float("nan")
-
-
-def local_value(metric: Any) -> Any:
-    """Return a metric's value over the batches of this rank, or ``compute()`` of a metric that cannot tell it."""
-    if hasattr(metric, "local_value"):
-        return metric.local_value()
-    for module in metric.modules() if isinstance(metric, nn.Module) else ():
-        if hasattr(module, "_to_sync"):  # a metric of torchmetrics
-            module._to_sync = False  # type: ignore[assignment]
-    return metric.compute()
 
 
 @METRIC_REGISTRY.register()
@@ -177,17 +163,25 @@ class FunctionMetric:
     Each sample counts once, in the order of the data set. The tensors are on the CPU; tensors whose shapes differ
     between batches become a list with one entry per sample. All ranks have all of them in memory.
 
+    A function with an attribute ``generates = True`` gets what ``model.generate()`` returns as predictions, a tensor
+    (N, length) of the longest one.
+
     Args:
         function: called as ``function(predictions, targets)``, and with ``inputs=`` if it has a parameter of that name:
             the ``x`` of batches ``(x, y)``, otherwise the whole batch. It returns a number, or numbers by name.
         args: further arguments by name.
+        pad_value: fills up generated predictions.
     """
 
-    def __init__(self, function: Callable[..., Any], args: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], args: Mapping[str, Any] | None = None, pad_value: float = 0
+    ) -> None:
         self.name: str = function.__name__
+        self.generates = getattr(function, "generates", False)
+        self._pad_value = pad_value if self.generates else None
         self._function = function
         self._args = dict(args or {})
-        taken = what_it_takes(function)
+        taken = parameters_of(function)
         self.takes_inputs = taken is not None and "inputs" in taken.keywords and "inputs" not in self._args
         self.reset()
 
@@ -209,22 +203,15 @@ class FunctionMetric:
 
     def compute(self) -> Any:
         """Return the function's result. Every rank calls it."""
-        return self._call(all_ranks=True)
-
-    def local_value(self) -> Any:
-        """Return the function's result for this rank's batches."""
-        return self._call(all_ranks=False)
-
-    def _call(self, all_ranks: bool) -> Any:
-        preds, targets, inputs = (self._joined(part, all_ranks) for part in range(3))
+        preds, targets, inputs = map(self._joined, range(3))
         return self._function(preds, targets, **self._args, **({"inputs": inputs} if self.takes_inputs else {}))
 
-    def _joined(self, part: int, all_ranks: bool) -> Any:
+    def _joined(self, part: int) -> Any:
         batches = [batch[part] for batch in self._batches]
         try:
-            return collect(batches, all_ranks)
+            return collect(batches, pad_value=self._pad_value if part == 0 else None)
         except ConfigError:  # tensors of several shapes, as of sequences: a list with one entry per sample
-            return collect([list(batch) for batch in batches], all_ranks)
+            return collect([list(batch) for batch in batches])
 
 
 def _on_cpu(value: Any) -> Any:
@@ -249,12 +236,13 @@ class Predictions:
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
-def collect(batches: Iterable[Any], all_ranks: bool = True) -> Any:
+def collect(batches: Iterable[Any], all_ranks: bool = True, pad_value: float | None = None) -> Any:
     """Concatenate batches of tensors, arrays or lists, and dicts and tuples of these, on the CPU.
 
     Args:
         batches: those of this rank.
         all_ranks: whether to collect those of all ranks, which must all call this function.
+        pad_value: fills up tensors (N, ...) to the largest size in each further dimension; None: sizes must be equal.
 
     Returns:
         The batches of all ranks, in the order of the ranks; None if there are none. Dataclasses and named tuples become
@@ -266,25 +254,35 @@ def collect(batches: Iterable[Any], all_ranks: bool = True) -> Any:
     named = [(batch, entries_of(batch)) for batch in batches]
     parts = [move_to_device(batch if entries is None else dict(entries), "cpu") for batch, entries in named]
     shares = comm.all_gather(parts) if all_ranks and comm.get_world_size() > 1 else [parts]
-    return _join(list(chain.from_iterable(shares)))
+    return _join(list(chain.from_iterable(shares)), pad_value)
 
 
-def _join(parts: Sequence[Any]) -> Any:
+def _join(parts: Sequence[Any], pad_value: float | None) -> Any:
     if not parts or all(part is None for part in parts):
         return None
     first = parts[0]
     if isinstance(first, Mapping):
-        return {name: _join([part[name] for part in parts]) for name in first}
+        return {name: _join([part[name] for part in parts], pad_value) for name in first}
     if isinstance(first, tuple):
-        return tuple(map(_join, zip(*parts, strict=True)))
+        return tuple(_join(values, pad_value) for values in zip(*parts, strict=True))
     if isinstance(first, list):
         return list(chain.from_iterable(parts))
     problem = f"they are of type {type(first).__name__}"
     try:
         if isinstance(first, torch.Tensor):
-            return torch.cat(list(parts))
+            return torch.cat(list(parts) if pad_value is None else _padded(parts, pad_value))
         if isinstance(first, np.ndarray):
             return np.concatenate(parts)
     except (RuntimeError, ValueError) as error:  # shapes that differ, or single numbers
         problem = str(error)
     raise ConfigError(f"the outputs of the batches cannot be concatenated ({problem}); read them with stream=True")
+
+
+def _padded(parts: Sequence[torch.Tensor], value: float) -> list[torch.Tensor]:
+    """Fill up all dimensions but the first to the largest size."""
+    sizes = [max(size) for size in zip(*(part.shape[1:] for part in parts), strict=True)]
+    missing = [[(0, size - own) for size, own in zip(sizes, part.shape[1:], strict=True)] for part in parts]
+    return [
+        nn.functional.pad(part, list(chain.from_iterable(reversed(pads))), value=value)
+        for part, pads in zip(parts, missing, strict=True)
+    ]

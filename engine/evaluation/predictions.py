@@ -7,59 +7,28 @@ import codecs
 import csv
 import json
 import os
-import shutil
+import pickle
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.utils.data import Subset
 
 from ...config import ConfigError
-from ...config.files.atomic import remove_leftovers, replace_file, temporary_path
+from ...config.files.atomic import replace_file, temporary_path
 from ...config.files.run_folder import claim
-from ...hooks.common.tensors import class_names_of, samples_in
+from ...config.values import one_of
+from ...hooks.common import class_names_of, samples_in
 from .. import comm
-from ..modeling.adapters import ModelAdapter
-from ..modeling.outputs import entries_of, without_loss
-from .build import check_format
-from .evaluator import outputs_of
+from ..modeling.adapters import ModelAdapter, entries_of, without_loss
 
-__all__ = ["predict_dataset", "prediction_rows", "write_predictions"]
+__all__ = ["prediction_rows", "write_predictions"]
 
 _Columns = dict[str, Any]  # outputs of a batch by name: arrays or lists with one entry per sample
-
-
-def predict_dataset(
-    model: nn.Module | Callable[[Any], Any],
-    data_loader: Iterable[Any],
-    folder: str,
-    *,
-    format: str = "jsonl",
-    predict: Callable[[Any, Any], Any] | None = None,
-    device: torch.device | str | None = None,
-) -> tuple[str, int]:
-    """Run a model over a data set and write its predictions to ``<folder>/predictions.<format>``.
-
-    Args:
-        model: a module (put into eval mode), or any callable.
-        data_loader: batches of this rank, a contiguous part of the data set as from ``build_test_loader``.
-        folder, format: see :func:`write_predictions`.
-        predict: ``predict(model, batch)``. Default: ``model(batch)``.
-        device: device for the batches; None does not move them.
-
-    Returns:
-        The file and its number of samples.
-
-    Raises:
-        ConfigError: as for :func:`write_predictions`.
-    """
-    return write_predictions(outputs_of(model, data_loader, predict, device), folder, format=format)
 
 
 def write_predictions(outputs: Iterable[Any], folder: str, *, format: str = "jsonl") -> tuple[str, int]:
@@ -78,36 +47,31 @@ def write_predictions(outputs: Iterable[Any], folder: str, *, format: str = "jso
     Raises:
         ConfigError: the outputs are not a batch, or have different names or (for "csv" and "npz") different shapes.
     """
-    check_format(format)
+    one_of(*_MERGE)(format)
     path = os.path.join(folder, f"predictions.{format}")
 
     def begin() -> str:
         claim(path)
         os.makedirs(folder, exist_ok=True)
-        remove_leftovers(folder)
         return temporary_path(path)
 
     base = comm.on_main_process(begin)
     part = Path(f"{base}.part{comm.get_rank()}")
-    part.mkdir()
-    write, merge = _FORMATS[format]
     try:
-        rows = write(part, map(_columns, outputs))
+        counts: list[int] = comm.all_gather(_write_part(part, map(_columns, outputs)))
     except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
+        part.unlink(missing_ok=True)
         raise
-    counts: list[int] = comm.all_gather(rows)  # all parts are written
     parts = [Path(f"{base}.part{rank}") for rank in range(len(counts))]
 
     def end() -> None:
-        for rank, one in enumerate(parts):
-            if not one.is_dir():
-                raise ConfigError(f"{one} of rank {rank} is not here: {folder} must be one folder of all machines")
         try:
-            replace_file(path, lambda file: merge(file, parts, sum(counts)))
+            if missing := [one for one in parts if not one.is_file()]:
+                raise ConfigError(f"{missing[0]} is not here: {folder} must be one folder of all machines")
+            replace_file(path, lambda file: _MERGE[format](file, parts, sum(counts)))
         finally:
             for one in parts:
-                shutil.rmtree(one)
+                one.unlink(missing_ok=True)
 
     comm.on_main_process(end)
     return path, sum(counts)
@@ -140,50 +104,53 @@ def _values(name: str, value: Any) -> Any:
     raise ConfigError(f"the output {name!r} is a {what}, not a tensor or list with a value for each sample")
 
 
-# ---------------------------------------------------------------------------- JSON lines and tables
+# ---------------------------------------------------------------------------- parts and formats
 
 
-def _write_lines(part: Path, batches: Iterable[_Columns]) -> int:
-    """Write a JSON object for each sample, and return their number."""
+def _write_part(path: Path, batches: Iterable[_Columns]) -> int:
+    """Write the batches of this rank one by one, and return their number of samples."""
     rows = 0
-    with (part / "rows.txt").open("w", encoding="utf-8") as file:
+    with path.open("wb") as file:
         for columns in batches:
-            lists = [values.tolist() if isinstance(values, np.ndarray) else values for values in columns.values()]
-            for row in zip(*lists, strict=True):
-                try:
-                    file.write(json.dumps(dict(zip(columns, row, strict=True))) + "\n")
-                except TypeError as error:
-                    raise ConfigError(f"a prediction cannot be written as JSON ({error})") from error
-                rows += 1
+            pickle.dump(columns, file)  # read by this call's main rank only
+            rows += len(next(iter(columns.values())))
     return rows
 
 
-def _lines(parts: Iterable[Path]) -> Iterator[tuple[int, bytes]]:
+def _batches(parts: Iterable[Path]) -> Iterator[_Columns]:
+    for path in parts:
+        with path.open("rb") as file:
+            while file.peek(1):
+                yield pickle.load(file)
+
+
+def _lines(parts: Iterable[Path]) -> Iterator[str]:
+    """Yield each sample's JSON object."""
     index = 0
-    for part in parts:
-        with (part / "rows.txt").open("rb") as rows:
-            for line in rows:
-                yield index, line
-                index += 1
+    for columns in _batches(parts):
+        lists = [values.tolist() if isinstance(values, np.ndarray) else values for values in columns.values()]
+        for row in zip(*lists, strict=True):
+            yield json.dumps({"index": index, **dict(zip(columns, row, strict=True))})
+            index += 1
 
 
 def _merge_lines(file: IO[bytes], parts: Sequence[Path], count: int) -> None:
-    for index, line in _lines(parts):
-        file.write(b'{"index": %d, ' % index + line[1:])
+    for line in _lines(parts):
+        file.write(f"{line}\n".encode())
 
 
 def _merge_table(file: IO[bytes], parts: Sequence[Path], count: int) -> None:
     # Text is quoted: Python 3.11 would not quote a carriage return, which readers take for the end of a row.
     table = csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     header: list[str] = []
-    for index, line in _lines(parts):
-        cells = {"index": index, **dict(_flat(json.loads(line), ""))}
+    for line in _lines(parts):
+        cells = dict(_flat(json.loads(line), ""))
         if not header:
             header = list(cells)
             table.writerow(header)
         if list(cells) != header:
             raise ConfigError(
-                f"sample {index} has the columns {list(cells)[1:9]}, and the first one {header[1:9]}; use jsonl"
+                f"sample {cells['index']} has the columns {list(cells)[1:9]}, the first one {header[1:9]}; use jsonl"
             )
         table.writerow(cells.values())
 
@@ -196,66 +163,34 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-# ---------------------------------------------------------------------------- arrays
-
-
-def _write_arrays(part: Path, batches: Iterable[_Columns]) -> int:
-    """Write the arrays of each output one after the other to a file, and return the number of samples."""
-    rows, names = 0, None
-    with ExitStack() as stack:
-        for columns in batches:
-            if names is None:
-                names = list(columns)
-                files = [stack.enter_context((part / str(number)).open("wb")) for number in range(len(names))]
-            if list(columns) != names:
-                raise ConfigError(f"a batch has the outputs {list(columns)}, one before had {names}")
-            for file, (name, values) in zip(files, columns.items(), strict=True):
-                try:
-                    np.save(file, np.asarray(values), allow_pickle=False)
-                except ValueError as error:
-                    raise ConfigError(f"npz cannot hold the output {name!r} ({error}); use jsonl") from error
-            rows += len(values)
-    (part / "names.json").write_text(json.dumps(names or []), encoding="utf-8")
-    return rows
+def _array(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except ValueError as error:  # lists of other lengths
+        raise ConfigError(f"npz cannot hold the output {name!r} ({error}); use jsonl") from error
 
 
 def _merge_arrays(file: IO[bytes], parts: Sequence[Path], count: int) -> None:
-    named = [(part, json.loads((part / "names.json").read_text(encoding="utf-8"))) for part in parts]
-    named = [(part, names) for part, names in named if names]  # without the ranks that have no samples
-    for _, names in named:
-        if sorted(names) != sorted(named[0][1]):
-            raise ConfigError(f"one rank has the outputs {names}, another one {named[0][1]}")
+    """Write one array (count, ...) for each output, batch by batch: :func:`numpy.savez` needs whole arrays."""
+    first = {name: _array(name, values) for name, values in next(_batches(parts), {}).items()}
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for name in named[0][1] if named else ():
+        for name, head in first.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                kind: Any = None
-                for array in _arrays(part / str(names.index(name)) for part, names in named):
-                    own = np.lib.format.dtype_to_descr(array.dtype), array.shape[1:]
-                    if kind is None:
-                        kind = own
-                        header = {"descr": own[0], "fortran_order": False, "shape": (count, *own[1])}
-                        np.lib.format.write_array_header_1_0(entry, header)
-                    if own != kind:
+                header = {"descr": np.lib.format.dtype_to_descr(head.dtype), "fortran_order": False}
+                np.lib.format.write_array_header_1_0(entry, {**header, "shape": (count, *head.shape[1:])})
+                for columns in _batches(parts):
+                    array = _array(name, columns.get(name))
+                    same = (array.dtype, array.shape[1:]) == (head.dtype, head.shape[1:])
+                    if not same or array.dtype.hasobject or columns.keys() != first.keys():
                         raise ConfigError(
-                            f"the output {name!r} is {kind[0]} of shape {list(kind[1])} for one sample, and {own[0]} "
-                            f"of {list(own[1])} for another: npz cannot hold it; use jsonl"
+                            f"the output {name!r} has other types or sizes in some samples, or Python objects, or is "
+                            "not the same in all batches: npz cannot hold it; use jsonl"
                         )
                     entry.write(array.tobytes())
 
 
-def _arrays(files: Iterable[Path]) -> Iterator[np.ndarray]:
-    for path in files:
-        with path.open("rb") as file:
-            while file.peek(1):
-                yield np.load(file, allow_pickle=False)
-
-
-_FORMATS: dict[str, tuple[Callable[[Path, Iterable[_Columns]], int], Callable[[IO[bytes], Sequence[Path], int], None]]]
-_FORMATS = {
-    "jsonl": (_write_lines, _merge_lines),
-    "csv": (_write_lines, _merge_table),
-    "npz": (_write_arrays, _merge_arrays),
-}
+_MERGE: dict[str, Callable[[IO[bytes], Sequence[Path], int], None]]
+_MERGE = {"jsonl": _merge_lines, "csv": _merge_table, "npz": _merge_arrays}
 
 
 # ---------------------------------------------------------------------------- the columns
@@ -281,32 +216,29 @@ def prediction_rows(
     """
     names, files = class_names_of(loader), _files(loader)
     for batch, outputs in pairs:
-        if not columns:
-            yield outputs
-            continue
+        entries = batch if isinstance(batch, Mapping) else {}
         row: dict[str, Any] = {}
-        for column in columns:
+        for column in columns or ("prediction",):
             if column == "prediction":
                 named = entries_of(outputs)
-                row.update(named if named is not None else {"prediction": outputs})
-            elif column == "class":
-                row["class"] = _probabilities(outputs, column).argmax(1)
-            elif column == "class_name" and names:
-                classes = _probabilities(outputs, column).argmax(1).tolist()
-                row["class_name"] = [names[number] if number < len(names) else str(number) for number in classes]
+                row.update({"prediction": outputs} if named is None else named)
+            elif column == "class" or (column == "class_name" and names):
+                found = _probabilities(outputs, column).argmax(1)
+                as_name = [names[one] if one < len(names) else str(one) for one in found.tolist()] if names else []
+                row[column] = found if column == "class" else as_name
             elif column == "probability":
-                row["probability"] = _probabilities(outputs, column).amax(1)
+                row[column] = _probabilities(outputs, column).amax(1)
             elif column == "target":
-                row["target"] = adapter.targets(batch)
-            elif isinstance(batch, Mapping) and column in batch:
-                row[column] = batch[column]
+                row[column] = adapter.targets(batch)
+            elif column in entries:
+                row[column] = entries[column]
             elif column == "file" and files is not None:
-                row["file"] = list(islice(files, samples_in(batch) or 0))
+                row[column] = list(islice(files, samples_in(batch) or 0))
             else:
-                there = f"has {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else "is no dict"
+                there = ", ".join(map(str, entries)) or "none"
                 raise ConfigError(
-                    f"TEST.PREDICTIONS_COLUMNS: {column!r} is not prediction, class, probability or target, not an "
-                    f"entry of the batch, which {there}, and not class_name or file of a data set with classes or files"
+                    f"TEST.PREDICTIONS_COLUMNS: {column!r} is not prediction, class, probability or target, not among "
+                    f"the entries of the batch ({there}), and not class_name or file of a data set with these"
                 )
         yield row
 

@@ -2,31 +2,36 @@
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, SupportsFloat
 
 from torch import nn
 
 from ...config import CfgNode, ConfigError, name_of
-from ...config.components import period_of
-from ...hooks.common.rng import preserve_rng
+from ...hooks.common import gpus_of, preserve_rng, unwrap_model
 from ...hooks.evaluation import flatten_names as flatten_results_dict
 from .. import comm
 from ..data.build import check_same_length
 from ..modeling import ModelAdapter, resolve_device
-from .evaluator import DatasetEvaluator, evaluates_for_trainer, evaluation_context, inference_on_dataset
+from .evaluator import (
+    DatasetEvaluator,
+    evaluates_for_trainer,
+    evaluation_context,
+    inference_on_dataset,
+    scratch_storage,
+)
 
 __all__ = [
-    "evaluate_sets",
+    "evaluate",
     "evaluate_test_sets",
     "flatten_results_dict",
     "format_results",
-    "own_periods",
     "predictor",
     "print_csv_format",
-    "sanity_check_batches",
-    "sets_of_period",
+    "results_of",
+    "sanity_check",
     "trial",
     "verify_results",
 ]
@@ -54,7 +59,9 @@ def evaluate_test_sets(
         except NotImplementedError:
             logger.warning("%s is not evaluated: build_evaluator() raises NotImplementedError", name)
             continue
-        found = inference_on_dataset(model, loader, evaluator, predict=predictor(adapter, evaluator), device=device)
+        found = inference_on_dataset(
+            model, loader, evaluator, predict=predictor(adapter, evaluator, cfg.TEST.GENERATE), device=device
+        )
         found = comm.broadcast_object(found)  # an evaluator may return results on rank 0 only
         if set(found) == {name}:
             results.update(found)
@@ -68,39 +75,51 @@ def evaluate_test_sets(
     return results
 
 
-def own_periods(cfg: CfgNode) -> list[Any]:
-    """Return the different values of EVAL_PERIOD in DATASETS.TEST."""
-    return list(dict.fromkeys(period for entry in cfg.DATASETS.TEST if (period := period_of(entry)) is not None))
+def evaluate(trainer: Any, max_batches: int | None = None) -> Mapping[str, Any]:
+    """See :meth:`DefaultTrainer.evaluate`."""
+    if max_batches is not None:
+        model = unwrap_model(trainer.model)
+        with trial(trainer.cfg, max_batches, gpus_of(trainer.model)) as cfg, trainer.strategy.checking(model):
+            return results_of(trainer, cfg)
+    with scratch_storage(trainer.iter):
+        try:
+            trainer.emit("before_eval")
+            results: Mapping[str, Any] = trainer._test()
+        finally:
+            trainer.emit("on_eval_end")
+        trainer.emit("after_eval", results)
+    return results
 
 
-def sets_of_period(cfg: CfgNode, period: Any = None) -> CfgNode:
-    """Return a config with only those of DATASETS.TEST that are evaluated every ``period``.
+def results_of(trainer: Any, cfg: CfgNode) -> Mapping[str, Any]:
+    """Return the results of a DefaultTrainer's ``test()``, on all ranks."""
+    if not cfg.DATASETS.TEST:
+        return {}
+    trainer.strategy.before_evaluation(trainer.model)
+    # Without the wrapper: its collectives would hang, since ranks may have different numbers of batches.
+    results: Mapping[str, Any] = trainer.test(cfg, unwrap_model(trainer.model))
+    return comm.broadcast_object(results)  # a subclass's test() may return results on rank 0 only
 
-    Args:
-        cfg: the full config.
-        period: an EVAL_PERIOD; None: the sets without one, which are evaluated every TEST.EVAL_PERIOD.
+
+def predictor(
+    adapter: ModelAdapter, evaluator: Any, settings: Mapping[str, Any] | None = None
+) -> Callable[[Any, Any], Any]:
+    """Return the function that predicts a batch.
+
+    It passes the model's own losses to an evaluator that needs them. For one that asks for generated outputs, by an
+    attribute ``generates``, it calls ``model.generate()`` with ``settings``, instead of or beside the forward pass.
     """
-    if not own_periods(cfg):
-        return cfg
-    cfg, frozen = cfg.clone(), cfg.is_frozen()
-    cfg.defrost()
-    cfg.DATASETS.TEST = tuple(entry for entry in cfg.DATASETS.TEST if period_of(entry) == period)
-    if frozen:
-        cfg.freeze()
-    return cfg
-
-
-def evaluate_sets(trainer: Any, period: Any) -> Any:
-    """Evaluate a DefaultTrainer's test sets of one period; see :func:`sets_of_period`."""
-    return trainer._test(sets_of_period(trainer.cfg, period))
-
-
-def predictor(adapter: ModelAdapter, evaluator: Any) -> Callable[[Any, Any], Any]:
-    """Return the function that predicts a batch. It passes the model's own losses to an evaluator that needs them."""
-    if not getattr(evaluator, "needs_losses", False):
+    needs_losses, generates = (getattr(evaluator, name, False) for name in ("needs_losses", "generates"))
+    if not needs_losses and not generates:
         return adapter.predict
 
     def predict(model: Any, batch: Any) -> Any:
+        if generates:
+            evaluator.generated = adapter.generate(model, batch, settings or {})
+            if not needs_losses and not getattr(evaluator, "needs_outputs", False):
+                return evaluator.generated
+        if not needs_losses:
+            return adapter.predict(model, batch)
         outputs, evaluator.losses = adapter.predict_with_losses(model, batch)
         return outputs
 
@@ -122,27 +141,41 @@ def trial(cfg: CfgNode, max_batches: int, gpus: Iterable[int] = ()) -> Iterator[
     Returns:
         A config whose loaders read only so many batches, in at most one worker.
     """
-    cfg = cfg.clone()
-    cfg.defrost()
+    cfg = cfg.thawed()
     settings = cfg.DATALOADER
     settings.LIMIT_TEST_BATCHES = min(settings.LIMIT_TEST_BATCHES or max_batches, max_batches)
     settings.NUM_WORKERS = min(settings.NUM_WORKERS, 1)
-    cfg.freeze()
     with preserve_rng(gpus), evaluation_context(lambda *args: None, max_batches):
         yield cfg
 
 
-def sanity_check_batches(cfg: CfgNode, overridden: Collection[str]) -> int:
-    """Number of test batches to try before training; 0 for none.
+def sanity_check(trainer: Any, own_test: bool) -> None:
+    """Evaluate a few batches of each test set, so that an error there appears before anything is written.
+
+    Does not put the results into the storage. Emits ``before_sanity_check`` and ``after_sanity_check(results)``.
 
     Args:
-        cfg: the full config.
-        overridden: methods that a subclass of DefaultTrainer overrides. Nothing is known of the cost of its own
-            ``test``, so that is not called before training.
+        trainer: a DefaultTrainer.
+        own_test: whether its class overrides ``test``. It is not tried then: nothing is known of its cost.
     """
-    if not cfg.DATASETS.TEST or "test" in overridden or "SanityCheck" in map(name_of, cfg.HOOKS):
-        return 0
-    return int(cfg.TEST.SANITY_CHECK_BATCHES)
+    cfg, ranks = trainer.cfg, comm.get_world_size()
+    num_batches = 0 if own_test or not cfg.DATASETS.TEST else cfg.TEST.SANITY_CHECK_BATCHES
+    if not num_batches:
+        if ranks > 1 and "strategy" in vars(trainer) and trainer.strategy.sizes(ranks)[2] > 1:
+            logger.warning(
+                "PARALLEL.ARGS: split layers are not compared with the whole model, which takes a test batch: set "
+                "DATASETS.TEST and TEST.SANITY_CHECK_BATCHES (softmax or a norm over a split width is wrong)"
+            )
+        return
+    trainer.emit("before_sanity_check")
+    start = time.perf_counter()
+    try:
+        results = trainer.evaluate(max_batches=num_batches)
+    except Exception as error:
+        error.add_note("in the check of a few test batches before training (TEST.SANITY_CHECK_BATCHES: 0 skips it)")
+        raise
+    logger.debug("Sanity check of %d test batches passed (%.2g s)", num_batches, time.perf_counter() - start)
+    trainer.emit("after_sanity_check", results)
 
 
 def print_csv_format(results: Mapping[str, Any]) -> None:

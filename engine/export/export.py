@@ -1,12 +1,14 @@
-"""Exports a trained model: only its weights, or the whole model as a torch.export program."""
+"""Exports a trained model: only its weights, or the whole model as a program of torch.export or ONNX."""
 
+import argparse
 import inspect
 import io
 import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,94 +17,113 @@ from torch.utils import _pytree as pytree
 
 import hookline
 
-from ...config import CfgNode, ConfigError, name_of, suggest
+from ...config import CfgNode, ConfigError, get_cfg, name_of, suggest
 from ...config.errors import first_line, printable
 from ...config.files.atomic import replace_file
 from ...runs.reading import check_output
-from ..checkpoint.checkpointer import unwrap_model
 from ..checkpoint.matching import plain_name
 from ..checkpoint.weights import choose_weights, find_checkpoint, read_checkpoint
 from ..data import build_test_loader, build_train_loader
-from ..data.batches import move_to_device
-from ..modeling import build_adapter, resolve_device
+from ..data.loader import move_to_device
+from ..modeling import build_adapter, build_model, resolve_device
 from .inspection import part_of
-from .predictor import load_trained
+from .predictor import load_weights
 
-__all__ = ["FORMATS", "Exported", "export_program", "export_weights"]
+__all__ = ["FORMATS", "Exported", "export", "export_program", "export_weights"]
 
-FORMATS = {"safetensors": (".safetensors",), "pth": (".pth", ".pt", ".bin"), "torch-export": (".pt2",)}
+FORMATS = {
+    "safetensors": (".safetensors",),
+    "pth": (".pth", ".pt", ".bin"),
+    "torch-export": (".pt2",),
+    "onnx": (".onnx",),
+}
 """Formats and their file extensions."""
-
-_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True)
 class Exported:
-    """Describes an exported file.
+    """Describes an exported file; ``str()`` is a text about it.
 
     Attributes:
         path: the file.
         format: one of :data:`FORMATS`.
         weights: number of weights.
         bytes: size of the weights.
-        metadata: the file's metadata about its origin; empty for a plain state dict.
-        batch_size: the only batch size that a program takes; 0 for any.
+        metadata: the file's metadata about its origin; empty for a plain state dict. That of a program has the only
+            ``batch_size`` that it takes, or "any".
     """
 
     path: str
     format: str
     weights: int
     bytes: int
-    metadata: dict[str, str] = field(default_factory=dict)
-    batch_size: int = 0
+    metadata: dict[str, str]
+
+    def __str__(self) -> str:
+        title = f"{self.path}: {self.weights} weights, {self.bytes / 1e6:.3g} MB, {self.format}"
+        return "\n".join([title, *(f"  {name}: {value}" for name, value in self.metadata.items())])
+
+
+def export(args: argparse.Namespace) -> Exported:
+    """Export as the options of ``hookline export`` say.
+
+    Raises:
+        ConfigError: bad input, in which case nothing is written.
+    """
+    format = check_format(args.output, args.format, args.checkpoint)
+    if format not in ("torch-export", "onnx"):
+        if args.config_file or args.trust_config or args.opts:
+            raise ConfigError(
+                f"--config-file, --trust-config and config keys are for whole programs, not for the format {format}"
+            )
+        return export_weights(args.checkpoint, args.output, weights=args.weights, format=format)
+    path = args.config_file or os.path.join(os.path.dirname(find_checkpoint(args.checkpoint)), "config.yaml")
+    if not args.config_file and not (args.trust_config and os.path.isfile(path)):
+        raise ConfigError(
+            f"--format {format} runs the code that a config names. If there is a {path} and you trust it, add "
+            "--trust-config; or name your own config with --config-file"
+        )
+    cfg = get_cfg()
+    cfg.merge_from_file(path)
+    cfg.merge_from_list([*args.opts, "MODEL.WEIGHTS", args.checkpoint, "MODEL.WEIGHTS_FROM", args.weights])
+    return export_program(cfg, args.output, format)
 
 
 def export_weights(
-    source: str | os.PathLike[str] | nn.Module,
-    output: str | os.PathLike[str],
-    *,
-    weights: str = "auto",
-    format: str = "",
-    dtype: str = "",
+    source: str | os.PathLike[str], output: str | os.PathLike[str], *, weights: str = "auto", format: str = ""
 ) -> Exported:
-    """Write only a model's weights to a file, atomically.
+    """Write only the weights of a checkpoint to a file, atomically.
 
     Args:
-        source: a model, or a path for :func:`~hookline.engine.checkpoint.weights.find_checkpoint`.
+        source: see :func:`~hookline.engine.checkpoint.weights.find_checkpoint`.
         output: the file; an existing one is replaced, but not the source or a file of a run.
-        weights: which weights of a checkpoint: see :func:`~hookline.engine.checkpoint.weights.choose_weights`.
+        weights: which weights: see :func:`~hookline.engine.checkpoint.weights.choose_weights`.
         format: "safetensors", or "pth" for ``torch.save(model.state_dict())``; by default from the extension. A
             safetensors file stores shared weights once, with their other names in its metadata.
-        dtype: convert floating-point numbers to "float16", "bfloat16", "float32" or "float64".
 
     Raises:
         ConfigError: an argument is wrong, or the source cannot be read or written in that format.
         OSError: the file cannot be written.
     """
-    output = os.fspath(output)
-    path = "" if isinstance(source, nn.Module) else find_checkpoint(os.fspath(source))
+    output, path = os.fspath(output), find_checkpoint(os.fspath(source))
     format = check_format(output, format, path, choices=("safetensors", "pth"))
-    if dtype and dtype not in _DTYPES:
-        raise ConfigError(f"unknown dtype {dtype!r}, not one of {', '.join(_DTYPES)}{suggest(dtype, _DTYPES)}")
-    if isinstance(source, nn.Module):
-        tensors: Mapping[str, Any] = unwrap_model(source).state_dict()
-        metadata = {"model": type(unwrap_model(source)).__name__}
-    else:
-        checkpoint = read_checkpoint(path, mmap=True)
-        try:
-            tensors, what = choose_weights(checkpoint, weights)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
-        metadata = {**origin(checkpoint), "weights": what}
-    state = {plain_name(name): _converted(name, value, dtype) for name, value in tensors.items()}
-    metadata = {"format": "pt", "hookline": hookline.__version__, **metadata}
+    checkpoint = read_checkpoint(path, mmap=True)
+    tensors, what = choose_weights(checkpoint, weights, path)
+    state = {plain_name(name): value for name, value in tensors.items()}
+    metadata = {"format": "pt", "hookline": hookline.__version__, **origin(checkpoint), "weights": what}
+    if "left_out" in checkpoint and what == "model":
+        metadata["left_out"] = f"{len(checkpoint['left_out']['names'])} frozen weights"
     if format == "safetensors":
         _write_safetensors(state, output, metadata)
     else:
         replace_file(output, lambda file: torch.save(state, file))
         metadata = {}
-    held = [value for value in state.values() if isinstance(value, torch.Tensor)]
-    return Exported(output, format, len(held), sum(value.nbytes for value in held), metadata)
+    return _exported(output, format, state, metadata)
+
+
+def _exported(output: str, format: str, state: Mapping[str, Any], metadata: dict[str, str]) -> Exported:
+    sizes = [value.nbytes for value in state.values() if isinstance(value, torch.Tensor)]
+    return Exported(output, format, len(sizes), sum(sizes), metadata)
 
 
 def check_format(output: str, format: str, source: str, choices: tuple[str, ...] = tuple(FORMATS)) -> str:
@@ -135,22 +156,10 @@ def origin(checkpoint: Mapping[str, Any]) -> dict[str, str]:
     for iteration in (checkpoint.get("iteration"), part_of(checkpoint, "trainer", "iteration")):
         if isinstance(iteration, int):
             found["iteration"] = str(iteration)
-    with suppress(ConfigError, TypeError):
+    with suppress(ConfigError, AttributeError):  # a checkpoint without a config
         if name := part_of(CfgNode.load_cfg(part_of(checkpoint, "trainer", "run", "config")), "MODEL", "NAME"):
             found["model"] = printable(str(name))
     return found
-
-
-def _converted(name: str, value: Any, dtype: str) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    value = value.detach().cpu()
-    if not dtype or not value.is_floating_point():
-        return value
-    converted = value.to(getattr(torch, dtype))
-    if bool((converted.isinf() & ~value.isinf()).any()):
-        raise ConfigError(f"{name} has values up to {value.abs().max():.4g}, which {dtype} cannot hold; use bfloat16")
-    return converted
 
 
 def _write_safetensors(state: Mapping[str, Any], output: str, metadata: dict[str, str]) -> None:
@@ -184,46 +193,59 @@ def _write_safetensors(state: Mapping[str, Any], output: str, metadata: dict[str
 # ---------------------------------------------------------------------------- programs
 
 
-def export_program(cfg: CfgNode, output: str | os.PathLike[str]) -> Exported:
-    """Write a config's model, with the weights of MODEL.WEIGHTS, as a ``torch.export`` program.
+def export_program(cfg: CfgNode, output: str | os.PathLike[str], format: str = "torch-export") -> Exported:
+    """Write a config's model, with the weights of MODEL.WEIGHTS, as a program of ``torch.export`` or ONNX.
 
     The model is traced in eval mode on MODEL.DEVICE with the first batch of the test set, or of the training set if
-    there is none. The program takes batches of any size unless the model fixes it. It is loaded again and compared
-    with the model's outputs before the file is written.
+    there is none. The program takes batches of any size unless the model fixes it. Its outputs for that batch are
+    compared with the model's before the file is written; those of ONNX are computed by onnxruntime.
 
     Args:
         cfg: the config of the run, with MODEL.WEIGHTS set.
-        output: the file, usually ``.pt2``; an existing one is replaced.
+        output: the file, usually ``.pt2`` or ``.onnx``; an existing one is replaced.
+        format: "torch-export" or "onnx".
 
     Raises:
-        ConfigError: the weights do not fit, the model cannot be traced, or the program's outputs differ.
+        ConfigError: the weights do not fit, the model cannot be traced, or the program's outputs differ; a package that
+            ONNX needs is not installed.
     """
     output = os.fspath(output)
-    check_format(output, "torch-export", cfg.MODEL.WEIGHTS)
-    cfg = cfg.clone()
-    cfg.defrost()
+    check_format(output, format, cfg.MODEL.WEIGHTS, choices=("torch-export", "onnx"))
+    if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if format == "onnx" and not find_spec(name)]:
+        raise ConfigError(f"ONNX needs the package {missing[0]}: pip install 'hookline[onnx]'")
+    cfg = cfg.thawed()
     # These only make training faster or smaller.
     cfg.MODEL.COMPILE.ENABLED = cfg.MODEL.CHANNELS_LAST = False
     cfg.MODEL.ACTIVATION_CHECKPOINTING = []
-    model, rest = load_trained(cfg)
+    model = build_model(cfg).eval()
+    rest = load_weights(cfg, model)
     args, kwargs, outputs = _example(cfg, model)
-    size = _batch_size(args, kwargs)
-    cases = [(args, kwargs, outputs)]
-    with suppress(Exception), torch.no_grad():  # a model of one batch size can raise any error
-        half = pytree.tree_map(lambda value: value[: size // 2] if _is_batch(value, size) else value, (args, kwargs))
-        cases.append((*half, model(*half[0], **half[1])))
-    traced = _trace(model, args, kwargs, size if size > 1 and len(cases) > 1 else 0)
-    fixed = _fixed_batch_size(traced, size)
-    metadata = {"hookline": hookline.__version__, "model": cfg.MODEL.NAME, **origin(rest)}
+    program, size = _trace(model, args, kwargs)
+    metadata = {"hookline": hookline.__version__, "model": cfg.MODEL.NAME, **origin(rest), "batch_size": size}
     buffer = io.BytesIO()
-    torch.export.save(traced, buffer, extra_files={"hookline.json": json.dumps(metadata)})
-    buffer.seek(0)
-    program = torch.export.load(buffer).module()
-    for args, kwargs, outputs in cases[:1] if fixed else cases:
-        _check_same(program, args, kwargs, outputs)
+    if format == "onnx":
+        _write_onnx(program, buffer, args, kwargs, outputs, metadata)
+    else:
+        torch.export.save(program, buffer, extra_files={"hookline.json": json.dumps(metadata)})
+        buffer.seek(0)
+        _check_same(torch.export.load(buffer).module(), args, kwargs, outputs)
     replace_file(output, lambda file: file.write(buffer.getbuffer()))
-    state = model.state_dict().values()
-    return Exported(output, "torch-export", len(state), sum(value.nbytes for value in state), metadata, fixed)
+    return _exported(output, format, model.state_dict(), metadata)
+
+
+def _write_onnx(
+    program: Any, buffer: io.BytesIO, args: Any, kwargs: Any, outputs: Any, metadata: dict[str, str]
+) -> None:
+    try:
+        converted: Any = torch.onnx.export(program, dynamo=True, verbose=False)
+        model = converted.model_proto
+        for name, value in metadata.items():
+            model.metadata_props.add(key=name, value=value)
+        buffer.write(model.SerializeToString())
+    except Exception as error:  # an operation without a translation, or more than 2 GB
+        raise ConfigError(f"torch.onnx cannot convert the model: {first_line(error)}") from error
+    # Other kernels than torch's, which round differently.
+    _check_same(converted, args, kwargs, outputs, rtol=1e-3, atol=1e-4)
 
 
 def _example(cfg: CfgNode, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
@@ -247,45 +269,41 @@ def _example(cfg: CfgNode, model: nn.Module) -> tuple[tuple[Any, ...], dict[str,
     return calls[0]
 
 
-def _batch_size(args: Any, kwargs: Any) -> int:
+def _trace(model: nn.Module, args: Any, kwargs: Any) -> tuple[Any, str]:
+    """Return the program, and the only batch size that it takes, or "any"."""
     tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor) and value.dim()]
     if not tensors:
         raise ConfigError("the model receives no tensors, so it cannot be traced")
-    return tensors[0].shape[0]
+    size = tensors[0].shape[0]
 
+    def is_batch(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == size
 
-def _is_batch(value: Any, size: int) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == size
-
-
-def _trace(model: nn.Module, args: Any, kwargs: Any, size: int) -> Any:
-    """Return the program. With a ``size``, first dimensions of that size become dynamic where the model allows it."""
-
-    def dynamic(value: Any) -> Any:
-        return {0: torch.export.Dim.AUTO} if size and _is_batch(value, size) else None
-
-    shapes = pytree.tree_map(dynamic, (args, kwargs))
+    shapes = pytree.tree_map(lambda value: {0: torch.export.Dim.AUTO} if is_batch(value) else None, (args, kwargs))
+    half = pytree.tree_map(lambda value: value[: size // 2] if is_batch(value) else value, (args, kwargs))
+    try:
+        with torch.no_grad():
+            model(*half[0], **half[1])
+    except Exception:  # a model of one batch size can raise any error
+        shapes = pytree.tree_map(lambda _: None, (args, kwargs))
     try:
         # torch.export takes sizes by the names of forward()'s arguments, positional ones too.
         sizes = dict(inspect.signature(model.forward).bind(*shapes[0], **shapes[1]).arguments)
-        return torch.export.export(model, args, kwargs, dynamic_shapes=sizes)
+        program = torch.export.export(model, args, kwargs, dynamic_shapes=sizes)
     except Exception as error:
         raise ConfigError(f"torch.export cannot trace {type(model).__name__}: {first_line(error)}") from error
-
-
-def _fixed_batch_size(program: Any, size: int) -> int:
-    """Return the only batch size that a program takes; 0 if it takes any."""
     inputs = set(program.graph_signature.user_inputs)
     shapes = [node.meta["val"].shape for node in program.graph.nodes if node.name in inputs and "val" in node.meta]
     # Comparing a symbolic size with a number would fix it.
-    return size if any(len(shape) and isinstance(shape[0], int) and shape[0] == size for shape in shapes) else 0
+    fixed = any(len(shape) and isinstance(shape[0], int) and shape[0] == size for shape in shapes)
+    return program, str(size) if fixed else "any"
 
 
-def _check_same(program: Any, args: Any, kwargs: Any, expected: Any) -> None:
+def _check_same(program: Any, args: Any, kwargs: Any, expected: Any, **tolerance: Any) -> None:
     try:
         with torch.no_grad():
             outputs = program(*args, **kwargs)
         for ours, theirs in zip(pytree.tree_leaves(outputs), pytree.tree_leaves(expected), strict=True):
-            torch.testing.assert_close(ours, theirs)
+            torch.testing.assert_close(ours, theirs, **tolerance)
     except Exception as error:
         raise ConfigError(f"the exported program's outputs differ from the model's: {error}") from error

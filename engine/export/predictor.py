@@ -9,31 +9,41 @@ from torch.utils.data import default_collate
 
 from ...config import CfgNode, ConfigError
 from ..checkpoint import Checkpointer
-from ..data.batches import move_to_device
 from ..data.build import build_collate_fn
+from ..data.loader import move_to_device
 from ..evaluation.evaluator import inference_context
 from ..modeling import build_adapter, build_model, resolve_device
-from ..modeling.outputs import entries_of
+from ..modeling.adapters import entries_of
 
-__all__ = ["DefaultPredictor", "load_trained"]
+__all__ = ["DefaultPredictor", "load_weights"]
 
 
-def load_trained(cfg: CfgNode) -> tuple[nn.Module, dict[str, Any]]:
-    """Return the model of a config, with the weights of MODEL.WEIGHTS and in eval mode, and the checkpoint's rest.
+def load_weights(
+    cfg: CfgNode, model: nn.Module, resume: bool = False, kind: type[Checkpointer] = Checkpointer
+) -> dict[str, Any]:
+    """Load MODEL.WEIGHTS, or with ``resume`` the weights of the last checkpoint, and return the checkpoint's rest.
 
     Raises:
-        ConfigError: the weights cannot be read, or are of another model.
+        ConfigError: there are none, they cannot be read, or they are of another model.
     """
-    model = build_model(cfg)
-    checkpointer = Checkpointer(model)
-    rest = checkpointer.load(
-        cfg.MODEL.WEIGHTS, [], strict=cfg.MODEL.WEIGHTS_STRICT, weights_from=cfg.MODEL.WEIGHTS_FROM
+    checkpointer = kind(model, cfg.OUTPUT_DIR if resume else "")
+    rest = checkpointer.resume_or_load(
+        "" if resume else cfg.MODEL.WEIGHTS,
+        resume=resume,
+        strict=cfg.MODEL.WEIGHTS_STRICT,
+        weights_from=cfg.MODEL.WEIGHTS_FROM,
     )
+    if resume and not checkpointer.resumed_from:
+        raise ConfigError(f"OUTPUT_DIR: there is no complete checkpoint in {cfg.OUTPUT_DIR}, except copies of the best")
     if checkpointer.missing_keys:
+        report = checkpointer.load_report
+        what = [f"{name} is {there}, the model's is {own}" for name, there, own in report.mismatched]
+        what += [f"it has no {name}" for name in report.missing]
         raise ConfigError(
-            f"MODEL.WEIGHTS: {cfg.MODEL.WEIGHTS} is of another model: it has no {checkpointer.missing_keys[0]}"
+            f"MODEL.WEIGHTS: {checkpointer.loaded_from} is of another model than {cfg.MODEL.NAME} with its MODEL.ARGS: "
+            f"{'; '.join(what[:3])}"
         )
-    return model.eval(), rest
+    return rest
 
 
 class DefaultPredictor:
@@ -57,7 +67,8 @@ class DefaultPredictor:
             raise ConfigError("MODEL.WEIGHTS: is empty; a predictor needs the weights of a trained model")
         self.cfg = cfg.clone()
         self.device = resolve_device(cfg.MODEL.DEVICE)
-        self.model, _ = load_trained(cfg)
+        self.model = build_model(cfg).eval()
+        load_weights(cfg, self.model)
         self.adapter = build_adapter(cfg)
         self._collate = build_collate_fn(cfg, None) or default_collate
 

@@ -1,8 +1,5 @@
 """Models: building them from a config, calling them with batches, and a few small ones."""
 
-from typing import TYPE_CHECKING
-
-from ...config.rare_names import imported_when_used
 from .adapters import ModelAdapter
 from .build import (
     LOSS_REGISTRY,
@@ -16,12 +13,9 @@ from .build import (
     model_summary,
     resolve_device,
 )
-from .gpt import GPT, SampleText, TransformerBlock
-from .losses import CrossEntropyLoss, TokenCrossEntropyLoss
-from .zoo import MLP, ConvNet, ResNet
-
-if TYPE_CHECKING:
-    from .changes import checkpoint_activations
+from .changes import checkpoint_activations
+from .gpt import GPT, TransformerBlock
+from .zoo import MLP, ConvNet, CrossEntropyLoss, ResNet, TokenCrossEntropyLoss
 
 __all__ = [
     "GPT",
@@ -33,7 +27,6 @@ __all__ = [
     "CrossEntropyLoss",
     "ModelAdapter",
     "ResNet",
-    "SampleText",
     "TokenCrossEntropyLoss",
     "TransformerBlock",
     "build_adapter",
@@ -45,5 +38,3 @@ __all__ = [
     "model_summary",
     "resolve_device",
 ]
-
-__getattr__ = imported_when_used(__name__, {"checkpoint_activations": ".changes"})

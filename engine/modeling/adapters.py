@@ -1,22 +1,17 @@
 """How a model is called with a batch, and how losses and predictions are read from its output."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ...config import ConfigError
 from ...config.errors import MismatchError, suggest
-from ...config.signatures import Taken, what_it_takes
-from ...hooks.common.models import unwrap_model
-from ...hooks.common.tensors import convert, fields_of
-from .outputs import check_output, describe, entries_of, losses_of, raise_clearer, terms_of, without_scalars
-
-__all__ = ["ModelAdapter", "check_names", "check_step_name"]
+from ...config.signatures import Parameters, parameters_of
+from ...hooks.common import has_shards, local_part, unwrap_model
 
 logger = logging.getLogger(__name__)
 
@@ -26,23 +21,47 @@ INPUT_FORMS = ("auto", "batch", "tuple", "kwargs")
 TARGET_NAMES = ("label", "labels", "y", "target", "targets")
 """Default names of the target in a dict batch, and of the parameter of a model that computes its loss."""
 
-_STEP_KEYS = {True: "MODEL.TRAIN_STEP", False: "MODEL.PREDICT_STEP"}
 _MAX_CALLS = 64  # forms of batches that are remembered
+
+_ALL_BUT_LAST = slice(0, -1)
+
+_STEPS = {True: "train_step", False: "predict_step"}  # a model's own methods, in training and otherwise
 
 
 @dataclass(slots=True)
 class _Call:
-    """How a model is called with batches of one form: ``run`` returns its output, ``target`` the loss's target.
+    """How a model is called with batches of one form.
 
     Attributes:
-        own_step: ``run`` is the model's ``train_step`` or ``predict_step``.
+        part: what of the batch the inputs are: 0, all but the last entry, or None for the whole batch.
+        unpacked: each input is an argument.
+        names: the entry of each keyword argument; None: the inputs are passed by position.
+        target: the entry of the batch that the loss's target is; None: the model computes its losses.
+        step: called with the batch instead of the model: its ``train_step`` or ``predict_step``.
     """
 
     model: Any
     form: Any
-    run: Callable[[Any], Any]
-    target: Callable[[Any], Any] | None = None
-    own_step: bool = False
+    part: Any = None
+    unpacked: bool = False
+    names: dict[str, Any] | None = None
+    target: Any = None
+    step: Callable[[Any], Any] | None = None
+
+    def output(self, batch: Any) -> Any:
+        if self.step is not None:
+            return self.step(batch)
+        inputs = batch if self.part is None else batch[self.part]
+        if self.names is not None:
+            return self.model(**{name: inputs[entry] for name, entry in self.names.items()})
+        return self.model(*inputs) if self.unpacked else self.model(inputs)
+
+    def __str__(self) -> str:
+        part = "" if self.part is None else "[0]" if self.part == 0 else "[:-1]"
+        inputs = f"*batch{part}" if self.unpacked else f"batch{part}"
+        if self.names is not None:
+            inputs = ", ".join(f"{name}={entry}" for name, entry in self.names.items())
+        return f"model({inputs})" + (f", loss(output, batch[{self.target!r}])" if self.target is not None else "")
 
 
 class ModelAdapter:
@@ -50,14 +69,14 @@ class ModelAdapter:
 
     How the model is called is decided once for each form of batch, from the signature of its ``forward``, and logged.
     If the model has a method ``train_step(batch)`` (for predictions, ``predict_step(batch)``), that is called instead,
-    with the unchanged batch; in DistributedDataParallel through its ``forward``. A dataclass is used like a dict. The
-    adapter is not a module: the names in the model's state dict do not change.
+    with the unchanged batch; in DistributedDataParallel through its ``forward``. The adapter is not a module: the names
+    in the model's state dict do not change.
 
     Args:
         loss: called with the model's output and the batch's target. It returns a scalar tensor, that and the number of
             items it is the mean of, or a dict of scalar tensors, whose sum is minimised. Batches are ``(x, y)``,
-            ``(x1, x2, y)``, or dicts with an entry for the target. If None, the model receives the whole batch; it
-            returns its losses in training mode, predictions in eval mode.
+            ``(x1, x2, y)``, or dicts with an entry for the target, of tensors (N, ...). If None, the model receives the
+            whole batch; it returns its losses in training mode, predictions in eval mode.
         inputs: how the inputs are passed. "batch": all in one argument. "tuple": one argument per entry. "kwargs":
             entries of a dict that ``forward`` takes, by name. "auto": entries of a dict by name if parameters of
             ``forward`` have their names; entries of a tuple as arguments if ``forward`` requires several, or without a
@@ -65,16 +84,9 @@ class ModelAdapter:
         input_mapping: maps names of entries to names of ``forward``'s parameters. Implies "kwargs".
         output_mapping: maps names of the model's outputs to names of the loss's parameters. By default, a loss of
             torch receives the only output or the one named "logits", any other loss the whole output. Without a loss,
-            the output mapped to "loss" is the loss.
+            the outputs that are the predictions.
         target: name of the target in dict batches. Default: the one of "label", "labels", "y", "target" and "targets"
             that the batch has.
-        train_step: name of the method that is called instead of the model in training, if the model has it.
-        predict_step: likewise, for predictions.
-        eval_precision: dtype for torch.autocast in :meth:`predict`, whose outputs are then float32. None: no autocast.
-        input_function: returns the batch that the model and the loss use, from the loader's batch.
-        output_function: returns the output that the loss and the metrics use, from the model's.
-        eval_input_function: the same in evaluation and prediction. Default: ``input_function``.
-        eval_output_function: likewise. Default: ``output_function``.
 
     Raises:
         ConfigError: the arguments contradict each other, or the loss has no parameter of a name.
@@ -88,13 +100,6 @@ class ModelAdapter:
         input_mapping: Mapping[str, str] | None = None,
         output_mapping: Mapping[str, str] | None = None,
         target: str | None = None,
-        train_step: str = "train_step",
-        predict_step: str = "predict_step",
-        eval_precision: torch.dtype | None = None,
-        input_function: Callable[[Any], Any] | None = None,
-        output_function: Callable[[Any], Any] | None = None,
-        eval_input_function: Callable[[Any], Any] | None = None,
-        eval_output_function: Callable[[Any], Any] | None = None,
     ) -> None:
         if inputs not in INPUT_FORMS:
             raise ConfigError(f"MODEL.INPUTS: {inputs!r} is not one of {', '.join(map(repr, INPUT_FORMS))}")
@@ -104,13 +109,8 @@ class ModelAdapter:
         if self.input_mapping and inputs in ("batch", "tuple"):
             raise ConfigError(f'MODEL.INPUT_MAPPING names keyword arguments; MODEL.INPUTS "{inputs}" has none')
         self.inputs = "kwargs" if self.input_mapping else inputs
-        self._steps = {True: train_step, False: predict_step}
-        self._eval_precision = eval_precision
-        self._input_functions = {True: input_function, False: eval_input_function or input_function}
-        self._output_functions = {True: output_function, False: eval_output_function or output_function}
-        # Without a loss, the outputs mapped to it; the others are the predictions.
-        self._mapped_losses = {old: new for old, new in self.output_mapping.items() if loss is None and new == "loss"}
-        self._mapped_outputs = {old: new for old, new in self.output_mapping.items() if old not in self._mapped_losses}
+        if loss is None and "loss" in self.output_mapping.values():
+            raise ConfigError("MODEL.OUTPUT_MAPPING selects predictions: the model itself must name its loss 'loss'")
         function = getattr(loss, "func", loss)  # of a functools.partial
         self._loss_name = getattr(function, "__name__", type(loss).__name__)
         # A loss of torch, or a subclass, takes one tensor and the target.
@@ -129,9 +129,7 @@ class ModelAdapter:
         """Return the loss's parameter for the target, which is the first that no output is mapped to."""
         if self.loss is None or not self.output_mapping:
             return ""
-        taken = what_it_takes(getattr(self.loss, "forward", self.loss))
-        if taken is None:
-            raise ConfigError(f"MODEL.OUTPUT_MAPPING: the signature of {self._loss_name} cannot be read")
+        taken = parameters_of(getattr(self.loss, "forward", self.loss)) or Parameters()
         check_names("MODEL.OUTPUT_MAPPING", self._loss_name, taken, self.output_mapping.values())
         free = [name for name in taken.keywords if name not in self.output_mapping.values()]
         if not free:
@@ -152,23 +150,17 @@ class ModelAdapter:
         Raises:
             TypeError: the batch does not fit, or the result is not a loss.
         """
-        function = self._input_functions[True]
-        if function is not None:
-            batch = function(batch)
         call = self._training
         if call is None or call.model is not model or call.form != _form(batch):
             call = self._training = self._call(model, batch, training=True)
-        try:
-            output = call.run(batch)
-        except (AttributeError, TypeError) as error:
-            self._note_missing_loss(error, batch)
-            raise
-        if call.target is None:
-            return self._own_losses(output)
+        output = self._run(call, batch)
+        return losses_of(output) if call.target is None else self._terms(output, batch[call.target])
+
+    def _terms(self, output: Any, target: Any) -> dict[str, Any]:
+        """Return the losses of an output of the model, by ``loss``."""
         assert self.loss is not None
-        target = call.target(batch)
         if self.output_mapping:
-            return terms_of(self.loss(**self._renamed(output, self.output_mapping), **{self._target_parameter: target}))
+            return terms_of(self.loss(**self._renamed(output), **{self._target_parameter: target}))
         if type(output) is not Tensor and self._takes_tensor:
             output, whole = self._only_output(output), output
             if not isinstance(output, Tensor):
@@ -181,15 +173,14 @@ class ModelAdapter:
         Raises:
             TypeError: the batch does not fit.
         """
-        function = self._input_functions[True]
-        self._training = self._call(model, batch if function is None else function(batch), training=True)
+        self._training = self._call(model, batch, training=True)
 
     def predict(self, model: nn.Module, batch: Any) -> Any:
         """Return the model's predictions for a batch, which may lack the target.
 
         Returns:
-            The input of the loss; without a loss, the model's output. With one entry in ``output_mapping`` that
-            output; with several a dict of outputs under their new names.
+            The input of the loss, such as scores (N, C); without a loss, the model's output. With one entry in
+            ``output_mapping`` that output; with several a dict of outputs under their new names.
 
         Raises:
             TypeError: the batch does not fit.
@@ -199,35 +190,54 @@ class ModelAdapter:
     def predict_with_losses(self, model: nn.Module, batch: Any) -> tuple[Any, dict[str, Any]]:
         """Return the model's predictions for a batch, and the losses that it computes itself.
 
-        The losses are those beside the predictions. If there are none, the model is called a second time with
-        ``model.training`` set, while its submodules (dropout, batch norm) stay in eval mode.
+        The losses are scalar tensors () beside the predictions. If there are none, the model is called a second time
+        with ``model.training`` set, while its submodules (dropout, batch norm) stay in eval mode.
 
         Raises:
             TypeError: the batch does not fit, or the model returns no losses in either mode.
         """
         predictions, output = self._predict(model, batch)
         module = unwrap_model(model)
+        before = module.training
         try:
-            return predictions, self._own_losses(output)
-        except TypeError:
-            before, module.training = module.training, True
-        try:
-            with self._eval_autocast(model):
-                return predictions, self.losses(model, batch)
-        except TypeError as error:
-            error.add_note(
-                "for the loss of a test set: in eval mode the model returned no losses beside its predictions, nor in "
-                "a second call with model.training set (and its submodules in eval mode)"
-            )
-            raise
+            return predictions, losses_of(output)
+        except MismatchError:
+            module.training = True
+            return predictions, self.losses(model, batch)
         finally:
             module.training = before
+
+    def generate(self, model: nn.Module, batch: Any, settings: Mapping[str, Any]) -> Any:
+        """Return ``model.generate(inputs, **settings)`` for a batch, which may have a target.
+
+        Args:
+            model: has a method ``generate``, as models of transformers.
+            batch: its inputs are passed as to ``forward``, and its target is left out.
+            settings: further arguments by name, such as ``max_new_tokens``.
+
+        Raises:
+            MismatchError: the model has no such method, or its parameters are sharded: ranks that generate different
+                numbers of tokens would wait for each other.
+        """
+        module, call = unwrap_model(model), self._call(model, batch, training=False)
+        if not callable(getattr(module, "generate", None)) or has_shards(module):
+            problem = "parameters are sharded" if has_shards(module) else "class has no method generate()"
+            raise MismatchError(f"a metric asks for generated outputs, and the model's {problem}")
+        inputs = batch if call.part is None else batch[call.part]
+        targets = {self.target} if self.target else set(TARGET_NAMES)
+        try:
+            if call.names is not None:
+                chosen = {name: inputs[entry] for name, entry in call.names.items() if entry not in targets}
+                return module.generate(**chosen, **settings)
+            return module.generate(*(inputs if call.unpacked else (inputs,)), **settings)
+        except (TypeError, ValueError) as error:
+            raise MismatchError(f"TEST.GENERATE: {type(module).__name__}.generate() with it fails: {error}") from error
 
     def losses_of_predictions(self, model: nn.Module, batch: Any, predictions: Any) -> dict[str, Any]:
         """Return the losses of a batch from what :meth:`predict` returned for it.
 
-        Without ``loss`` they are those beside the predictions, or those of a second call; see
-        :meth:`predict_with_losses`.
+        They are scalar tensors (). Without ``loss`` they are those beside the predictions, or those of a second call;
+        see :meth:`predict_with_losses`.
 
         Raises:
             TypeError: the batch has no target, or the model returns no losses.
@@ -235,7 +245,7 @@ class ModelAdapter:
         if self.loss is None:
             try:
                 return losses_of(predictions)
-            except TypeError:
+            except MismatchError:
                 return self.predict_with_losses(model, batch)[1]
         target = self.targets(batch)
         if not self.output_mapping:
@@ -244,199 +254,116 @@ class ModelAdapter:
         named = predictions if several else {next(iter(self.output_mapping.values())): predictions}
         return terms_of(self.loss(**named, **{self._target_parameter: target}))
 
-    def predictions(self, output: Any, training: bool = False) -> Any:
-        """Return the predictions in a model's output: what metrics receive.
-
-        Args:
-            output: what ``forward`` returned.
-            training: whether it returned it in a training step.
-        """
-        function = self._output_functions[True]
-        return self._select(function(output) if training and function is not None else output)
-
-    def targets(self, batch: Any, training: bool = False) -> Any:
-        """Return the targets of a batch: its last entry, or the target of a dict.
-
-        Args:
-            batch: the batch.
-            training: whether it is one of a training step.
+    def targets(self, batch: Any) -> Any:
+        """Return the targets of a batch, such as class indices (N,): its last entry, or the target of a dict.
 
         Raises:
             TypeError: the batch has no target.
         """
-        function = self._input_functions[training]
-        batch = batch if function is None else function(batch)
-        return self._target_reader(batch)[0](batch)
+        return batch[self._target_entry(batch)]
+
+    def predictions(self, output: Any) -> Any:
+        """Return the predictions in what ``forward`` returned, such as scores (N, C): what metrics receive."""
+        if self.output_mapping:
+            mapped = self._renamed(output)
+            return mapped if len(mapped) > 1 else next(iter(mapped.values()))
+        if self._takes_tensor:
+            return self._only_output(output)
+        return without_scalars(output) if self.loss is None else output
 
     # ------------------------------------------------------------------ the call
 
     def _predict(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
         """Return the predictions for a batch, and the model's output."""
-        function = self._input_functions[False]
-        batch = batch if function is None else function(batch)
         call = self._call(model, batch, training=False)
         try:
-            with self._eval_autocast(model):
-                output = call.run(batch)
+            output = self._run(call, batch)
         except Exception as error:
-            self._note_missing_loss(error, batch)
             raise_clearer(error, batch)
             raise
-        if self._eval_precision is not None:
-            output = convert(output, self._to_float32)
-        check_output(output)
-        return output if call.own_step else self._select(output), output
+        _check_output(output)
+        return output if call.step is not None else self.predictions(output), output
 
-    def _eval_autocast(self, model: Any) -> Any:
-        if self._eval_precision is None:
-            return nullcontext()
-        parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-        return torch.autocast("cpu" if parameter is None else parameter.device.type, dtype=self._eval_precision)
-
-    def _to_float32(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.float() if value.dtype is self._eval_precision else value
-        return None
-
-    def _note_missing_loss(self, error: Exception, batch: Any) -> None:
-        if self.loss is None and isinstance(batch, tuple | list) and isinstance(error, AttributeError | TypeError):
-            error.add_note(
-                "MODEL.LOSS is not set, so the model receives the whole batch and returns its losses. To train on "
-                "loss(model(x), y), set MODEL.LOSS (Trainer: loss=...)"
-            )
+    def _run(self, call: _Call, batch: Any) -> Any:
+        try:
+            return call.output(batch)
+        except (AttributeError, TypeError) as error:
+            if self.loss is None and isinstance(batch, tuple | list):
+                error.add_note(
+                    "MODEL.LOSS is not set, so the model receives the whole batch and returns its losses. To train on "
+                    "loss(model(x), y), set MODEL.LOSS (Trainer: loss=...)"
+                )
+            elif call.unpacked:
+                error.add_note('each input is an argument; to pass them as one, set MODEL.INPUTS to "batch"')
+            raise
 
     def _call(self, model: Any, batch: Any, training: bool) -> _Call:
-        key = (model, training, form := _form(batch))
+        key = (model, training, _form(batch))
         call = self._calls.get(key)
         if call is None:
             if len(self._calls) >= _MAX_CALLS:
                 self._calls.clear()
-            call, text = self._decide(model, batch, training, form)
-            function = self._output_functions[training]
-            if function is not None:
-                run = call.run
-                call.run = lambda batch: function(run(batch))
-            self._calls[key] = call
-            text = f"A batch of {'training' if training else 'evaluation or prediction'} is used as {text}"
+            call = self._calls[key] = self._decide(model, batch, training)
+            how = call if call.step is None else f"model.{_STEPS[training]}(batch)"
+            text = f"A batch of {'training' if training else 'evaluation or prediction'} is used as {how}"
             if text not in self._logged:
                 self._logged.add(text)
                 logger.log(logging.INFO if training else logging.DEBUG, "%s", text)
         return call
 
-    def _decide(self, model: Any, batch: Any, training: bool, form: Any) -> tuple[_Call, str]:
-        """Return how a model is called with batches of a form, and that as a text."""
-        module, name = unwrap_model(model), self._steps[training]
-        step = getattr(module, name, None)
-        if callable(step):
-            needed = _required_positions(what_it_takes(step) or Taken())
-            if len(needed) > 1:
-                raise MismatchError(
-                    f"{_STEP_KEYS[training]}: {name}() needs {', '.join(needed)}, but it is called with the batch "
-                    f"alone, as {name}(batch); give a default to {', '.join(needed[1:])}"
-                )
-            parallel = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-            if training and isinstance(getattr(model, "_orig_mod", model), parallel):
-                if not isinstance(model, nn.parallel.DistributedDataParallel):
-                    raise MismatchError(
-                        f"{type(module).__name__}.{name} would bypass {type(model).__name__}, and ranks would not "
-                        "exchange gradients; have the model's forward return its losses instead"
-                    )
-                step = _through_forward(model, module, step)
-            return _Call(model, form, step, own_step=True), f"model.{name}(batch)"
-        check_step_name(module, _STEP_KEYS[training], name)
-        _check_forward(module)
-        taken = what_it_takes(getattr(module, "forward", module))
-        fields = fields_of(batch)  # a dataclass is used like a dict
-        entries: Any = batch if fields is None else fields
+    def _decide(self, model: Any, batch: Any, training: bool) -> _Call:
+        """Decide how a model is called with batches like this one."""
+        module, call = unwrap_model(model), _Call(model, _form(batch))
+        if callable(getattr(module, _STEPS[training], None)):
+            call.step = _own_step(model, module, _STEPS[training], through_forward=training)
+            return call
+        taken = parameters_of(getattr(module, "forward", module)) or Parameters(any_position=True, any_keyword=True)
         # A model with train_step(batch) splits the batch there; its forward takes the inputs without the target.
-        separate = self.loss is not None or (not training and callable(getattr(module, self._steps[True], None)))
-        several = not separate and (self.inputs == "tuple" or self._takes_target(entries, taken))
-        inputs, source, target = entries, "batch", None
-        read: Callable[[Any], Any] = _same
-        if separate and isinstance(entries, Mapping):
-            target = self._target_name(entries, required=training)
-        elif separate and isinstance(entries, tuple | list):
-            if training or not self._lacks_target(entries, taken):
-                self._target_reader(entries)  # raises without a target
-                inputs, read = entries[:-1], _all_but_last
-                source = ", ".join(f"x{number}" for number in range(1, len(entries)))
-            several = len(entries) > 1
-            if len(inputs) == 1:
-                inputs, read, source, several = inputs[0], _first, "x", False
-        elif separate and training:
-            self._target_reader(entries)
-        passed: Any = self._arguments(taken, inputs, target, training, several, separate)
-        if passed is None:
-            run = model if read is _same else _compose(model, read)
-            if read is _first:  # the usual batch, without a call of read()
-                run = lambda batch: model(batch[0])  # noqa: E731
-            text = f"model(({source}))" if read is _all_but_last else f"model({source})"
-        elif passed == ():
-            run = lambda batch: model(*read(batch))  # noqa: E731
-            text = f"model({source})" if read is _all_but_last else f"model(*{source})"
-        else:
-            pairs = tuple(passed.items())
-            run = lambda batch: model(**{name: batch[entry] for name, entry in pairs})  # noqa: E731
-            if fields is not None:
-                run = _compose(run, fields_of)
-            elif read is _first:
-                run = _compose(run, _first)
-            text = f"model({', '.join(f'{name}={entry}' for name, entry in pairs)})"
-        if not training or self.loss is None:
-            return _Call(model, form, run), text
-        read_target, target_text = self._target_reader(batch)
-        return _Call(model, form, run, read_target), f"{text}, loss(output, {target_text})"
+        has_target = self.loss is not None or (not training and callable(getattr(module, _STEPS[True], None)))
+        if training and has_target:
+            call.target = self._target_entry(batch)
+        if has_target and isinstance(batch, tuple | list):
+            call.part = self._inputs_part(batch, taken, training)
+        inputs = batch if call.part is None else batch[call.part]
+        if isinstance(inputs, Mapping) and self.inputs in ("auto", "kwargs"):
+            call.names = self._by_name(inputs, taken, training, is_batch=has_target and inputs is batch)
+        elif isinstance(inputs, tuple | list) and self.inputs in ("auto", "tuple"):
+            call.unpacked = self.inputs == "tuple" or self._is_unpacked(inputs, taken, call.part, has_target)
+        elif self.inputs == "kwargs" or (self.inputs == "tuple" and (isinstance(inputs, Mapping) or not has_target)):
+            raise MismatchError(f'MODEL.INPUTS "{self.inputs}" does not fit the inputs, which are {describe(inputs)}')
+        return call
 
-    def _lacks_target(self, batch: Sequence[Any], taken: Taken | None) -> bool:
-        """Return whether the model needs every entry of a tuple or list, so that none is left for a target."""
-        if len(batch) == 1:
+    def _inputs_part(self, batch: Any, taken: Parameters, training: bool) -> Any:
+        """Return what of a tuple with a target the inputs are. Batches to predict may lack the target."""
+        whole = self.inputs == "batch" or isinstance(batch[0], tuple | list | Mapping)
+        if not (training or whole) and 1 < len(batch) == len(_required_positions(taken)):
+            return None
+        return 0 if len(batch) <= 2 else _ALL_BUT_LAST
+
+    def _is_unpacked(self, inputs: Any, taken: Parameters, part: Any, has_target: bool) -> bool:
+        """Return whether the entries of the inputs are arguments, where MODEL.INPUTS is "auto"."""
+        if part == _ALL_BUT_LAST or len(_required_positions(taken)) > 1:
             return True
-        if taken is None or self.inputs not in ("auto", "tuple") or isinstance(batch[0], tuple | list | Mapping):
-            return False
-        return len(batch) == len(_required_positions(taken))
-
-    def _takes_target(self, batch: Any, taken: Taken | None) -> bool:
-        """Return whether ``forward`` takes the entries of a batch one by one, the target among them."""
-        if taken is None or self.inputs != "auto" or not isinstance(batch, tuple | list):
-            return False
-        if not 0 < len(batch) <= len(taken.positions) or isinstance(batch[0], Mapping):
-            return False
-        return any(name in (self.target, *TARGET_NAMES) for name in taken.positions[1:])
-
-    def _arguments(
-        self, taken: Taken | None, inputs: Any, target: str | None, training: bool, several: bool, separate: bool
-    ) -> Mapping[str, Any] | tuple[()] | None:
-        """Return how inputs are passed: None: as one argument; (): by position; or the entry of each parameter."""
-        if self.inputs == "batch":
-            return None
-        is_sequence = isinstance(inputs, tuple | list)
-        if self.inputs == "tuple" and (isinstance(inputs, Mapping) or not (is_sequence or separate)):
-            raise MismatchError(f'MODEL.INPUTS is "tuple", but the inputs are {describe(inputs)}')
-        if isinstance(inputs, Mapping):
-            names = [name for name in inputs if name != target]
-            whole = self.inputs == "auto" and (self.loss is None or target is None)
-            return None if whole and _takes_whole_dict(taken, names) else self._by_name(taken, names, inputs, training)
-        if self.inputs == "kwargs":
-            raise MismatchError(
-                'MODEL.INPUTS "kwargs" and MODEL.INPUT_MAPPING need inputs in a dict, by their names; '
-                f"these are {describe(inputs)}"
-            )
-        required = [] if taken is None else _required_positions(taken)
-        if not is_sequence or not (self.inputs == "tuple" or several or len(required) > 1):
-            return None
-        if taken is not None:
-            too_many = len(inputs) > len(taken.positions) and not taken.any_position
-            if too_many or len(inputs) < len(required):
-                raise MismatchError(
-                    f"the batch has {len(inputs)} inputs, but the model's forward takes: {_listed(taken.positions)}. "
-                    'To pass them as one argument, set MODEL.INPUTS to "batch"; a model that also takes the target '
-                    "must return its losses, without MODEL.LOSS"
-                )
-        return ()
+        names_target = any(name in (self.target, *TARGET_NAMES) for name in taken.positions[1:])
+        fits = 0 < len(inputs) <= len(taken.positions) and not isinstance(inputs[0], Mapping)
+        return names_target and fits and not has_target
 
     def _by_name(
-        self, taken: Taken | None, names: Sequence[Any], inputs: Mapping[Any, Any], training: bool
-    ) -> dict[str, Any]:
+        self, inputs: Mapping[Any, Any], taken: Parameters, training: bool, is_batch: bool
+    ) -> dict[str, Any] | None:
+        """Return the entry of each parameter; None if the dict is passed as one argument.
+
+        Args:
+            inputs: the dict.
+            taken: the parameters of ``forward``.
+            training: whether all entries of INPUT_MAPPING must be there.
+            is_batch: whether the dict may have the loss's target, which is not an input.
+        """
+        target = self._target_name(inputs, required=training) if is_batch else None
+        names = [name for name in inputs if name != target]
+        takes_one = (taken.positions or taken.any_position) and len(taken.required) <= 1
+        if self.inputs == "auto" and target is None and takes_one and not taken.keywords.keys() & set(names):
+            return None
         chosen: dict[str, Any] = {}  # from parameter to entry
         for entry, parameter in self.input_mapping.items():
             if entry in inputs:
@@ -445,20 +372,18 @@ class ModelAdapter:
                 hint = suggest(entry, map(str, inputs)) or "."
                 raise MismatchError(f"MODEL.INPUT_MAPPING: the batch has no '{entry}'{hint} It has: {_listed(inputs)}")
         for name in names:
-            taken_by_name = isinstance(name, str) if taken is None else _takes(taken, name)
-            if taken_by_name and name not in self.input_mapping and name not in chosen:
-                chosen[name] = name
-        check_names("MODEL.INPUT_MAPPING", "the model's forward", taken, chosen, MismatchError)
-        missing = [] if taken is None else [name for name in taken.required if name not in chosen]
-        if taken is not None and (missing or not chosen):
+            if _takes(taken, name) and name not in self.input_mapping:
+                chosen.setdefault(name, name)
+        check_names("MODEL.INPUT_MAPPING", "the model's forward", taken, chosen)
+        missing = [name for name in taken.required if name not in chosen]
+        if missing or not chosen:
             unused = [str(name) for name in names if name not in chosen.values()]
-            hint = suggest(missing[0], unused) if missing else ""
-            entry, parameter = (unused or ["entry"])[0], (missing or ["parameter"])[0]
+            parameter = (missing or ["parameter"])[0]
             raise MismatchError(
                 f"the model's forward needs {repr(parameter) if missing else 'an input'}, and the batch has no such "
-                f"entry{hint or '.'} The batch has: {_listed(inputs)}. forward takes: {_listed(taken.keywords)}. "
-                f"Rename entries with MODEL.INPUT_MAPPING, such as {{{entry}: {parameter}}}; to pass the dict itself, "
-                'set MODEL.INPUTS to "batch"'
+                f"entry{suggest(parameter, unused) or '.'} The batch has: {_listed(inputs)}. forward takes: "
+                f"{_listed(taken.keywords)}. Rename entries with MODEL.INPUT_MAPPING, such as "
+                f'{{{(unused or ["entry"])[0]}: {parameter}}}; to pass the dict itself, set MODEL.INPUTS to "batch"'
             )
         return chosen
 
@@ -470,58 +395,40 @@ class ModelAdapter:
         found = [name for name in names if name in batch]
         if len(found) == 1 or not (found or required):
             return found[0] if found else None
-        hint = "" if self.target is None else suggest(self.target, map(str, batch))
+        problem = f"the batch's target may be {' or '.join(found)}."
+        if not found:
+            hint = (self.target and suggest(self.target, map(str, batch))) or "."
+            problem = f"the batch has no target: none of its entries is named {', '.join(names)}{hint}"
         raise MismatchError(
-            f"the batch's target may be {' or '.join(found)}: set MODEL.TARGET. The batch has: {_listed(batch)}"
-            if found
-            else f"{'MODEL.TARGET: ' if self.target else ''}the batch has no target: none of its entries is named "
-            f"{', '.join(names)}{hint or '.'} The batch has: {_listed(batch)}. MODEL.LOSS and targets need one: set "
-            "MODEL.TARGET"
+            f"{problem} The batch has: {_listed(batch)}. MODEL.LOSS and targets need one: set MODEL.TARGET"
         )
 
-    def _target_reader(self, batch: Any) -> tuple[Callable[[Any], Any], str]:
-        """Return the function that reads the target of batches like this one, and the target's name."""
+    def _target_entry(self, batch: Any) -> Any:
+        """Return the entry of a batch that is its target: -1 or a name."""
+        if isinstance(batch, Mapping):
+            return self._target_name(batch)
         if isinstance(batch, tuple | list) and len(batch) >= 2:
-            return _last, "y"
-        fields = fields_of(batch)
-        if fields is not None or isinstance(batch, Mapping):
-            name: Any = self._target_name(batch if fields is None else fields)
-            return _entry(name) if fields is None else lambda batch: getattr(batch, name), name
+            return -1
         raise MismatchError(
             f"expected a batch (x, y) or a dict, got {describe(batch)}. MODEL.LOSS and targets need such batches; "
             'otherwise set MODEL.LOSS.NAME to "" and let the model return its losses'
         )
 
-    def _own_losses(self, output: Any) -> dict[str, Any]:
-        """Return the losses that the model computed."""
-        if not self._mapped_losses:
-            return losses_of(output)
-        return losses_of(self._renamed(output, self._mapped_losses))
-
-    def _select(self, output: Any) -> Any:
-        """Return the predictions in an output."""
-        if self._mapped_outputs:
-            mapped = self._renamed(output, self._mapped_outputs)
-            return mapped if len(mapped) > 1 else next(iter(mapped.values()))
-        if self._takes_tensor:
-            return self._only_output(output)
-        return without_scalars(output) if self.loss is None else output
-
-    def _renamed(self, output: Any, mapping: Mapping[str, str]) -> dict[str, Any]:
-        """Return the outputs that a mapping names, by their new names."""
+    def _renamed(self, output: Any) -> dict[str, Any]:
+        """Return the outputs that ``output_mapping`` names, by their new names."""
         entries = entries_of(output)
         if entries is None:
             raise MismatchError(f"MODEL.OUTPUT_MAPPING needs outputs with names; the model returned {describe(output)}")
-        for name in mapping:
+        for name in self.output_mapping:
             if name not in entries:
                 hint = suggest(name, map(str, entries)) or "."
                 returned = f"It returned: {_listed(entries)}"
                 raise MismatchError(f"MODEL.OUTPUT_MAPPING: the model returned no '{name}'{hint} {returned}")
-        return {new: entries[name] for name, new in mapping.items()}
+        return {new: entries[name] for name, new in self.output_mapping.items()}
 
     def _only_output(self, output: Any) -> Any:
         """Return the output for a loss that takes one tensor."""
-        check_output(output)
+        _check_output(output)
         entries = None if isinstance(output, Tensor) else entries_of(output)
         if entries is None:
             return without_scalars(output)
@@ -535,35 +442,51 @@ class ModelAdapter:
         )
 
 
-# ---------------------------------------------------------------------- functions of a batch
-# Not those of the operator module: torch.compile cannot trace them.
-
-
 def _form(batch: Any) -> Any:
     """Return what distinguishes batches that are called differently: their type, and their length or names."""
-    kind = type(batch)
-    if kind is tuple or kind is list:  # fast
+    if isinstance(batch, tuple | list):
         first: Any = batch[0] if batch else None
         named = type(first) is not Tensor and isinstance(first, Mapping)
-        return (kind, len(batch), tuple(first)) if named else (kind, len(batch))
-    if kind is dict or isinstance(batch, Mapping):
-        return kind, tuple(batch)
-    return (kind, len(batch)) if isinstance(batch, tuple | list) else kind
+        return type(batch), len(batch), tuple(first) if named else None
+    return (type(batch), tuple(batch)) if isinstance(batch, Mapping) else type(batch)
 
 
-def _same(batch: Any) -> Any:
-    return batch
+# ---------------------------------------------------------------------- what a model can be called with
 
 
-def _compose(call: Callable[[Any], Any], read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda batch: call(read(batch))
+def check_names(key: str, label: str, taken: Parameters | None, names: Iterable[Any]) -> None:
+    """Check that a callable takes parameters of these names. Any name is accepted if ``taken`` is None.
+
+    Raises:
+        ConfigError: a name is unknown.
+    """
+    for name in names:
+        if taken is not None and not _takes(taken, name):
+            hint = suggest(name, taken.keywords) or "."
+            raise ConfigError(f"{key}: {label} takes no '{name}'{hint} It takes: {_listed(taken.keywords)}")
 
 
-def _entry(key: Any) -> Callable[[Any], Any]:
-    return lambda batch: batch[key]
+def _takes(taken: Parameters, name: Any) -> bool:
+    return isinstance(name, str) and (taken.any_keyword or name in taken.keywords)
 
 
-_first, _last, _all_but_last = _entry(0), _entry(-1), _entry(slice(0, -1))
+def _required_positions(taken: Parameters) -> list[str]:
+    return [name for name in taken.required if name in taken.positions]
+
+
+def _listed(names: Iterable[Any]) -> str:
+    return ", ".join(map(str, names)) or "nothing"
+
+
+def _own_step(model: Any, module: Any, name: str, through_forward: bool) -> Callable[[Any], Any]:
+    """Return the function that calls the model's ``train_step`` or ``predict_step``."""
+    step: Callable[[Any], Any] = getattr(module, name)
+    wrapper = getattr(model, "_orig_mod", model)
+    if through_forward and isinstance(wrapper, nn.DataParallel):
+        raise MismatchError(f"{type(module).__name__}.{name} would bypass DataParallel; use DistributedDataParallel")
+    if through_forward and isinstance(wrapper, nn.parallel.DistributedDataParallel):
+        return _through_forward(model, module, step)
+    return step
 
 
 def _through_forward(model: Any, module: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -590,64 +513,158 @@ def _through_forward(model: Any, module: Any, step: Callable[[Any], Any]) -> Cal
     return run
 
 
-# ---------------------------------------------------------------------- parameters of forward
+# ---------------------------------------------------------------------- what a model or a loss returns
 
 
-def check_names(
-    key: str, label: str, taken: Taken | None, names: Iterable[Any], error: type[Exception] = ConfigError
-) -> None:
-    """Check that a callable takes parameters of these names. Any name is accepted if ``taken`` is None.
+def entries_of(output: Any) -> Mapping[Any, Any] | None:
+    """Return an output's parts by name; None if they have no names."""
+    if isinstance(output, Mapping):
+        return output
+    if is_dataclass(output) and not isinstance(output, type):
+        return {field.name: getattr(output, field.name) for field in fields(output)}
+    if isinstance(output, tuple) and hasattr(output, "_asdict"):
+        return output._asdict()
+    return None
 
-    Raises:
-        ConfigError: a name is unknown (or another exception of type ``error``).
+
+def _is_scalar(value: Any) -> bool:
+    """Return whether a value is a tensor without dimensions."""
+    return isinstance(value, Tensor) and not value.dim()
+
+
+def losses_of(output: Any) -> dict[str, Any]:
+    """Return the losses, scalar tensors () by name, in the output of a model without ``MODEL.LOSS``."""
+    count: Any = None
+    losses: dict[str, Any] = {}
+    if isinstance(output, Tensor):
+        losses = {"total_loss": output}
+    elif type(output) is tuple:  # (logits, loss)
+        scalars = [part for part in output if _is_scalar(part) or isinstance(part, int | float)]
+        losses = {"loss": scalars[0]} if len(scalars) == 1 else {}
+    elif type(output) is not dict and _is_scalar(loss := getattr(output, "loss", None)):
+        losses, count = {"loss": loss}, getattr(output, "num_items", None)
+    elif isinstance(output, Mapping):
+        losses = dict(output)
+        count = losses.pop("num_items", None)
+        if not all(map(_is_scalar, losses.values())):  # not only losses: {"loss": ..., "logits": ...}
+            losses = {"loss": losses.get("loss")}
+    if losses and all(map(_is_scalar, losses.values())):
+        return _with_count(losses, count)
+    raise MismatchError(
+        "without MODEL.LOSS the model must return its losses in training mode: a dict of scalar tensors, one scalar "
+        "tensor, a tuple with one, an object whose .loss is one, or a dict with one named 'loss'. It returned "
+        f"{describe(output)}. If these are predictions, set MODEL.LOSS.NAME"
+    )
+
+
+def terms_of(loss: Any) -> dict[str, Any]:
+    """Return what ``MODEL.LOSS`` returned as scalar tensors () by name, with ``num_items`` if it counts its items."""
+    if type(loss) is Tensor and not loss.dim():
+        return {"loss": loss}
+    value, count = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
+    terms = dict(value) if isinstance(value, Mapping) else {"loss": value}
+    count = terms.pop("num_items", count)
+    if terms and all(map(_is_scalar, terms.values())):
+        # The loss of scores that are split over ranks is a whole number on each of them.
+        return _with_count({name: local_part(term) for name, term in terms.items()}, local_part(count))
+    raise MismatchError(
+        "MODEL.LOSS must return a scalar tensor, that and the number of items of its mean, or scalar tensors by name, "
+        f"not {describe(loss)}; use reduction='mean'"
+    )
+
+
+def _with_count(losses: dict[str, Any], count: Any) -> dict[str, Any]:
+    """Add the number of items that the losses are means of, as ``num_items``."""
+    if count is None:
+        return losses
+    if not (isinstance(count, int) or _is_scalar(count)):
+        raise MismatchError(f"num_items must be an int or a scalar tensor, not {describe(count)}")
+    return {**losses, "num_items": count}
+
+
+def without_scalars(output: Any) -> Any:
+    """Return a tuple such as (logits, loss) without scalars and None, or the only other part; others unchanged."""
+    if type(output) is not tuple:
+        return output
+    rest = tuple(part for part in output if part is not None and not _is_scalar(part))
+    return rest[0] if len(rest) == 1 < len(output) else rest or output
+
+
+def without_loss(output: Any) -> Any:
+    """Return the named parts of an output as a dict without ``loss``, if that is a scalar or None; others unchanged."""
+    entries = entries_of(output)
+    if entries is None or not ("loss" in entries or hasattr(output, "loss")):
+        return output
+    loss = entries.get("loss")
+    if loss is not None and not _is_scalar(loss):  # a loss for each sample
+        return output
+    return {name: value for name, value in entries.items() if name != "loss" and value is not None} or output
+
+
+def predictions_of(output: Any, ignore: Container[str] = ()) -> Any:
+    """Return what metrics and callers receive of an output: its parts without the loss, or the only part by itself.
+
+    Args:
+        output: a model's output.
+        ignore: names of further parts to leave out.
     """
-    for name in names:
-        if taken is not None and not _takes(taken, name):
-            hint = suggest(name, taken.keywords) or "."
-            raise error(f"{key}: {label} takes no '{name}'{hint} It takes: {_listed(taken.keywords)}")
+    rest = without_loss(output)
+    if ignore and (entries := entries_of(rest)) is not None:
+        rest = {name: value for name, value in entries.items() if name not in ignore}
+    return next(iter(rest.values())) if rest is not output and len(rest) == 1 else rest
 
 
-def _takes(taken: Taken, name: Any) -> bool:
-    return isinstance(name, str) and (taken.any_keyword or name in taken.keywords)
+def _check_output(output: Any) -> None:
+    """Raise MismatchError if a model returned nothing."""
+    if output is None:
+        raise MismatchError("the model returned None: its forward() has no return statement, or an empty one")
 
 
-def _required_positions(taken: Taken) -> list[str]:
-    return [name for name in taken.required if name in taken.positions]
+def raise_clearer(error: Exception, batch: Any = None, clear: Exception | None = None) -> None:
+    """Raise a clearer error for one of a model, its loss or its backward pass. Without one, add a note and return.
 
-
-def _takes_whole_dict(taken: Taken | None, names: Sequence[Any]) -> bool:
-    """Return whether ``forward`` takes the dict as one argument: no parameter has the name of an entry."""
-    if taken is None:
-        return True
-    if not (taken.positions or taken.any_position) or any(name in taken.keywords for name in names):
-        return False
-    return len(taken.required) <= 1
-
-
-def check_step_name(model: nn.Module, key: str, name: str) -> None:
-    """Check that the model has the method that ``MODEL.TRAIN_STEP`` or ``MODEL.PREDICT_STEP`` names.
-
-    Raises:
-        ConfigError: it has not, and the name is not the key's default.
+    Args:
+        error: the error.
+        batch: what the model was called with, for the note; None: there is no note.
+        clear: the clearer error, if it is known already.
     """
-    if name not in ("train_step", "predict_step") and not callable(getattr(model, name, None)):
-        raise ConfigError(f"{key}: {type(model).__name__} has no method {name!r}{suggest(name, dir(model))}")
-
-
-def _check_forward(model: Any) -> None:
-    """Raise MismatchError if a model has no ``forward``, with the key for a method that another library calls."""
-    kind = type(model)
-    if not isinstance(model, nn.Module) or kind.__call__ is not nn.Module.__call__ or "forward" in vars(model):
-        return
-    if kind.forward is nn.Module.forward:
-        steps = ("training_step", "train_batch", "compute_loss")
-        step = next((name for name in steps if callable(getattr(model, name, None))), "")
-        hint = f"; to train by {step}(batch), set MODEL.TRAIN_STEP to it" if step else ""
-        raise MismatchError(
-            f"{kind.__name__} has no forward(){hint}. Evaluation calls forward(), or the method that "
-            "MODEL.PREDICT_STEP names"
+    message = str(error)
+    if match := re.fullmatch(r"Target (-?\d+) is out of bounds\.", message):
+        clear = MismatchError(
+            f"the target {match[1]} is not a class: the model's output has fewer classes (its num_classes, or the size "
+            "of its last layer), or the labels do not count from 0"
         )
+    elif message.startswith("Expected target size"):
+        clear = MismatchError(
+            f"torch's loss takes scores (N, classes, ...) for targets (N, ...): {message}. For scores (N, ..., "
+            'classes) name the loss: MODEL.LOSS.NAME "CrossEntropyLoss" (Trainer: loss="CrossEntropyLoss")'
+        )
+    elif "does not require grad and does not have a grad_fn" in message:
+        clear = MismatchError(
+            "the loss does not depend on the model's parameters: an output or the loss was detached (by detach(), "
+            "no_grad(), item() or numpy()), or the parameters in use do not require a gradient"
+        )
+    elif 'missing the required "forward"' in message:  # in torch's words
+        clear = MismatchError(message)
+    if clear is not None:
+        raise clear from error
+    if batch is None or isinstance(error, ConfigError):
+        return
+    if not any(note.endswith(" as batch") for note in getattr(error, "__notes__", ())):
+        error.add_note(f"with {describe(batch)} as batch")
 
 
-def _listed(names: Iterable[Any]) -> str:
-    return ", ".join(map(str, names)) or "nothing"
+def describe(value: Any) -> str:
+    """Describe a value's type and shapes for error messages."""
+    return f"a {_described(value, 0)}"
+
+
+def _described(value: Any, depth: int) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} tensor {tuple(value.shape)}"
+    if isinstance(value, Mapping) and depth < 3:
+        parts = ", ".join(f"{name}: {_described(part, depth + 1)}" for name, part in value.items())
+        return f"{type(value).__name__} {{{parts}}}"
+    if isinstance(value, tuple | list) and depth < 3 and len(value) <= 8:
+        return f"{type(value).__name__} ({', '.join(_described(part, depth + 1) for part in value)})"
+    return type(value).__name__

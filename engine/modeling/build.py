@@ -10,24 +10,11 @@ from torch import nn
 
 from ...config import CfgNode, ConfigError, Registry
 from ...config.components import Slot, name_key
-from ...config.errors import suggest
-from ...config.signatures import Taken, bind, is_function_of_two, what_it_takes
+from ...config.signatures import Parameters, bind, is_function_of_two, parameters_of
 from .. import comm
 from ..parallel.base import build_strategy
 from .adapters import ModelAdapter, check_names
-
-__all__ = [
-    "LOSS_REGISTRY",
-    "META_ARCH_REGISTRY",
-    "MODEL_REGISTRY",
-    "build_adapter",
-    "build_loss",
-    "build_model",
-    "check_compile",
-    "check_model",
-    "model_summary",
-    "resolve_device",
-]
+from .changes import change_model
 
 MODEL_REGISTRY = Registry("MODEL", nn.Module)
 """Models for ``MODEL.NAME``, called with ``MODEL.ARGS`` (and ``cfg`` if that is their first parameter)."""
@@ -37,8 +24,6 @@ META_ARCH_REGISTRY = MODEL_REGISTRY
 
 LOSS_REGISTRY = Registry("LOSS", Callable)
 """Losses for ``MODEL.LOSS.NAME``: ``loss(model(x), y)`` returns a scalar tensor, or ``(loss, num_items)``."""
-
-_FUNCTIONS = Registry("FUNCTION")
 
 _MAX_ROWS = 30  # of the table of a model
 
@@ -98,15 +83,12 @@ def resolve_device(name: str) -> torch.device:
     # Large indices overflow in torch: "cuda:256" becomes "cuda:0".
     if device is None or device.type not in ("cpu", "cuda", "mps") or str(device) != name:
         raise ConfigError(f'MODEL.DEVICE: unknown device {name!r}; use "auto", "cpu", "cuda", "cuda:N" or "mps"')
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise ConfigError(
-                f"MODEL.DEVICE: {name!r} is not available: torch {torch.__version__} sees {count} CUDA device(s); "
-                'use "auto", "cpu" or a smaller index'
-            )
-    if device.type == "mps" and not torch.mps.is_available():
-        raise ConfigError(f'MODEL.DEVICE: {name!r} is not available on this machine; use "auto" or "cpu"')
+    available = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.mps.is_available())}[device.type]
+    if (device.index or 0) >= available:
+        raise ConfigError(
+            f"MODEL.DEVICE: {name!r} is not available: torch {torch.__version__} sees {available} such device(s); "
+            'use "auto", "cpu" or a smaller index'
+        )
     return device
 
 
@@ -130,15 +112,7 @@ def build_model(cfg: CfgNode) -> nn.Module:
     if comm.get_world_size() == 1 or not build_strategy(cfg).shards_weights:
         model = model.to(device)
     wanted = cfg.MODEL
-    if (
-        wanted.COMPILE.ENABLED
-        or wanted.CHANNELS_LAST
-        or wanted.SYNC_BATCHNORM
-        or wanted.FLOAT8
-        or wanted.ACTIVATION_CHECKPOINTING
-    ):
-        from .changes import change_model
-
+    if wanted.COMPILE.ENABLED or wanted.CHANNELS_LAST or wanted.SYNC_BATCHNORM or wanted.ACTIVATION_CHECKPOINTING:
         model = change_model(cfg, model, device)
     return model
 
@@ -163,20 +137,7 @@ def build_adapter(cfg: CfgNode) -> ModelAdapter:
         input_mapping=cfg.MODEL.INPUT_MAPPING,
         output_mapping=cfg.MODEL.OUTPUT_MAPPING,
         target=cfg.MODEL.TARGET,
-        train_step=cfg.MODEL.TRAIN_STEP,
-        predict_step=cfg.MODEL.PREDICT_STEP,
-        eval_precision=getattr(torch, cfg.TEST.PRECISION) if cfg.TEST.PRECISION else None,
-        input_function=_function(cfg, "MODEL", "INPUT_FUNCTION"),
-        output_function=_function(cfg, "MODEL", "OUTPUT_FUNCTION"),
-        eval_input_function=_function(cfg, "TEST", "INPUT_FUNCTION"),
-        eval_output_function=_function(cfg, "TEST", "OUTPUT_FUNCTION"),
     )
-
-
-def _function(cfg: CfgNode, section: str, key: str) -> Callable[[Any], Any] | None:
-    """Return the function of batches or outputs that a key names."""
-    name = cfg[section][key]
-    return _FUNCTIONS.get(name, f"{section}.{key}") if name else None
 
 
 def check_model(cfg: CfgNode) -> None:
@@ -186,28 +147,21 @@ def check_model(cfg: CfgNode) -> None:
         ConfigError: the first problem found.
     """
     model = cfg.MODEL
-    device = resolve_device(model.DEVICE)
-    if model.FLOAT8:
-        from .changes import check_float8
-
-        check_float8(device)
+    resolve_device(model.DEVICE)
     for slot, key in ((MODEL_SLOT, "INPUT_MAPPING"), (LOSS_SLOT, "OUTPUT_MAPPING")):
         _check_mapping(f"MODEL.{key}", model[key])
         for target in slot.check(cfg):
             label = getattr(target, "__name__", "")  # a functools.partial has none
             check_names(f"MODEL.{key}", label, _forward_parameters(target), model[key].values())
-    for section in ("MODEL", "TEST"):
-        for key in ("INPUT_FUNCTION", "OUTPUT_FUNCTION"):
-            _function(cfg, section, key)
     ModelAdapter(inputs=model.INPUTS, input_mapping=model.INPUT_MAPPING)  # raises if the two do not fit together
     for key, patterns in (
         ("ACTIVATION_CHECKPOINTING", model.ACTIVATION_CHECKPOINTING),
         ("COMPILE.MODULES", model.COMPILE.MODULES),
     ):
-        for index, pattern in enumerate(patterns):
-            if not isinstance(pattern, str) or not pattern:
-                raise ConfigError(f"MODEL.{key}[{index}]: expected a submodule's name, got {pattern!r}")
-    check_compile("MODEL.COMPILE.ARGS", model.COMPILE.ARGS, ask_for_backends=model.COMPILE.ENABLED)
+        for pattern in patterns:
+            if not isinstance(pattern, str):
+                raise ConfigError(f"MODEL.{key}: expected names of submodules, got {pattern!r}")
+    check_compile("MODEL.COMPILE.ARGS", model.COMPILE.ARGS)
 
 
 def _check_mapping(key: str, mapping: CfgNode) -> None:
@@ -220,54 +174,44 @@ def _check_mapping(key: str, mapping: CfgNode) -> None:
         used[new] = old
 
 
-def _forward_parameters(target: Any) -> Taken | None:
+def _forward_parameters(target: Any) -> Parameters | None:
     """Return the parameters of a module class's ``forward``; None for anything else."""
     if not inspect.isclass(target) or not issubclass(target, nn.Module) or target.forward is nn.Module.forward:
         return None
-    taken = what_it_takes(target.forward)
+    taken = parameters_of(target.forward)
     if taken is not None and taken.positions:
         taken.keywords.pop(taken.positions.pop(0), None)  # self
     return taken
 
 
-def check_compile(key: str, args: CfgNode, ask_for_backends: bool) -> None:
+def check_compile(key: str, args: CfgNode) -> None:
     """Check arguments of ``torch.compile``.
 
     Args:
         key: the config key of the arguments.
         args: the arguments.
-        ask_for_backends: check that the backend exists, too. That takes a second.
 
     Raises:
         ConfigError: an argument is wrong.
     """
-    bind(torch.compile, args, positional=1, offered=(), key=key, label="torch.compile")
-    backend = args.get("backend")
-    if ask_for_backends and isinstance(backend, str):
-        backends = torch.compiler.list_backends(exclude_tags=())
-        if backend not in backends:
-            hint = suggest(backend, backends) or "."
-            raise ConfigError(f"{key}.backend: there is no '{backend}'{hint} There are: {', '.join(sorted(backends))}")
+    bind(torch.compile, args, positional=(None,), key=key, label="torch.compile")
 
 
 def model_summary(model: nn.Module) -> str:
-    """Return a table of the model's layers, and the layers in them, with their numbers of parameters.
+    """Return a table of the model's layers with their numbers of parameters.
 
-    The total counts shared parameters once. A model with many layers is shown without the layers in them.
+    The total counts shared parameters once.
 
     Args:
         model: the model.
     """
-    layers = [(name, layer) for name, layer in model.named_modules() if name and name.count(".") < 2]
-    if len(layers) > _MAX_ROWS:
-        layers = [(name, layer) for name, layer in layers if "." not in name]
+    layers = list(model.named_children())
     rows = [("layer", "type", "parameters")]
-    for name, layer in [*layers[:_MAX_ROWS], ("", model)]:
+    for name, layer in [*layers[:_MAX_ROWS], ("total", model)]:
         parameters = list(layer.parameters())
         total = sum(p.numel() for p in parameters)
         trained = sum(p.numel() for p in parameters if p.requires_grad)
-        label = "  " * name.count(".") + name.rpartition(".")[2] if name else "total"
-        rows.append((label, type(layer).__name__, f"{total:,}" + f" ({trained:,} trained)" * (trained != total)))
+        rows.append((name, type(layer).__name__, f"{total:,}" + f" ({trained:,} trained)" * (trained != total)))
     if len(layers) > _MAX_ROWS:
         rows.insert(-1, (f"... and {len(layers) - _MAX_ROWS} more", "", ""))
     a, b, c = (max(len(row[column]) for row in rows) for column in range(3))

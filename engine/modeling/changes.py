@@ -1,6 +1,5 @@
-"""Changes to a built model, as MODEL asks for them: float8, batch norm, memory format, checkpointing, compilation."""
+"""Changes to a built model, as MODEL asks for them: batch norm, memory format, checkpointing, compilation."""
 
-import importlib.util
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,10 +12,10 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from ...config import CfgNode, ConfigError
-from ...hooks.common.models import describe_no_match, matches
+from ...hooks.common import describe_no_match, matches
 from .. import comm
 
-__all__ = ["change_model", "check_float8", "checkpoint_activations", "outermost_matches"]
+__all__ = ["change_model", "checkpoint_activations", "outermost_matches"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +26,6 @@ def change_model(cfg: CfgNode, model: nn.Module, device: torch.device) -> nn.Mod
     Raises:
         ConfigError: a pattern matches nothing, an argument is wrong, or the device cannot do it.
     """
-    if cfg.MODEL.FLOAT8:
-        model = _to_float8(model, cfg.MODEL.FLOAT8, device)
     if cfg.MODEL.SYNC_BATCHNORM:
         model = _to_sync_batchnorm(model, device)
     if cfg.MODEL.CHANNELS_LAST:
@@ -37,12 +34,13 @@ def change_model(cfg: CfgNode, model: nn.Module, device: torch.device) -> nn.Mod
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     checkpoint_activations(model, cfg.MODEL.ACTIVATION_CHECKPOINTING)
     if cfg.MODEL.COMPILE.ENABLED:
-        from .inductor import exact_sums  # importing inductor takes a second
+        from .inductor import use_exact_sums  # importing inductor takes a second
 
+        use_exact_sums(cfg.MODEL.COMPILE.ARGS)
         parts = outermost_matches(model, cfg.MODEL.COMPILE.MODULES, "MODEL.COMPILE.MODULES") or [model]
         try:
             for part in parts:
-                part.compile(**exact_sums(dict(cfg.MODEL.COMPILE.ARGS)))  # in place: the module stays the same
+                part.compile(**cfg.MODEL.COMPILE.ARGS)  # in place: the module stays the same
         except (RuntimeError, ValueError) as error:
             raise ConfigError(f"MODEL.COMPILE.ARGS: {error}") from error
     return model
@@ -51,48 +49,12 @@ def change_model(cfg: CfgNode, model: nn.Module, device: torch.device) -> nn.Mod
 def _to_sync_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
     if not any(isinstance(module, _BatchNorm) for module in model.modules()):
         logger.warning("MODEL.SYNC_BATCHNORM does nothing: %s has no batch norms", type(model).__name__)
-    elif comm.get_world_size() == 1:
-        logger.info("MODEL.SYNC_BATCHNORM changes nothing in a run of one process")
-    elif device.type == "cpu":
+        return model
+    if comm.get_world_size() == 1:
+        return model
+    if device.type == "cpu":
         raise ConfigError("MODEL.SYNC_BATCHNORM: torch's SyncBatchNorm works on GPUs only, and MODEL.DEVICE is cpu")
-    else:
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    return model
-
-
-# ---------------------------------------------------------------------------- float8
-
-
-def check_float8(device: torch.device) -> None:
-    """Check that a device can compute in float8, for ``MODEL.FLOAT8``.
-
-    Raises:
-        ConfigError: it cannot, or torchao is not installed.
-    """
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    if capability is None or capability < (8, 9):
-        which = f"{torch.cuda.get_device_name(device)} has {capability}" if capability else f"MODEL.DEVICE is {device}"
-        raise ConfigError(
-            f"MODEL.FLOAT8: needs a GPU of compute capability (8, 9) or higher (Ada, Hopper), and {which}. Set "
-            'MODEL.FLOAT8 to ""; SOLVER.AMP with bfloat16 works everywhere'
-        )
-    if importlib.util.find_spec("torchao") is None:
-        raise ConfigError('MODEL.FLOAT8: needs the package torchao: pip install "hookline[float8]"')
-
-
-def _to_float8(model: nn.Module, recipe: str, device: torch.device) -> nn.Module:
-    """Make linear layers compute in float8, if their sizes are multiples of 16, which torch._scaled_mm needs."""
-    check_float8(device)
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-    def fits(module: nn.Module, name: str) -> bool:
-        return isinstance(module, nn.Linear) and not (module.in_features % 16 or module.out_features % 16)
-
-    model = convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name(recipe), module_filter_fn=fits)
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    changed = sum(type(module) is not nn.Linear for module in linear)
-    logger.info("MODEL.FLOAT8: %d of %d linear layers compute in float8", changed, len(linear))
-    return model
+    return nn.SyncBatchNorm.convert_sync_batchnorm(model)
 
 
 # ---------------------------------------------------------------------------- activation checkpointing
@@ -126,7 +88,7 @@ def outermost_matches(model: nn.Module, patterns: Sequence[str], key: str) -> li
     Args:
         model: the model.
         patterns: names of submodules ("blocks.*") or classes ("*Block"); see
-            :func:`~hookline.hooks.common.models.matches`.
+            :func:`~hookline.hooks.common.matches`.
         key: the config key of ``patterns``, for messages.
 
     Raises:

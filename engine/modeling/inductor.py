@@ -8,45 +8,32 @@ from typing import Any
 
 import torch
 from torch._inductor import config as inductor_config
-from torch._inductor import list_mode_options
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
 from ...config import ConfigError
 
-__all__ = ["exact_sums"]
+__all__ = ["use_exact_sums"]
 
 PASS = "post_grad_custom_pre_pass"
 
 
-def exact_sums(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of ``torch.compile`` with which ``torch.add(a, b, alpha=k)`` is ``a + k * b``.
+def use_exact_sums(args: Mapping[str, Any]) -> None:
+    """Let inductor compile ``torch.add(a, b, alpha=k)`` as ``a + k * b``, in this process from now on.
 
     Inductor fuses a sum with a matrix product into ``addmm`` and drops ``alpha`` (torch 2.13). Optimizers add weight
     decay that way to gradients, which are matrix products for linear layers: the decay would be 1. A pass that runs
     first replaces the factor by a product.
 
     Args:
-        args: the arguments of the user.
-
-    Returns:
-        The arguments with the pass among ``options``. The options of ``mode`` are included, since torch accepts only
-        one of the two. ``args`` unchanged for other backends, and for arguments that torch refuses.
+        args: the user's arguments of ``torch.compile``.
 
     Raises:
-        ConfigError: the options, or inductor's config, have such a pass already.
+        ConfigError: the options among them, or inductor's config, have such a pass already.
     """
-    args = dict(args)
-    mode, options = args.get("mode"), args.get("options")
-    if args.get("backend", "inductor") != "inductor" or (mode is not None and options is not None):
-        return args
-    options = {name.replace("-", "_"): value for name, value in (options or {}).items()}
-    if mode is not None:
-        if mode not in list_mode_options():
-            return args
-        options = dict(list_mode_options(mode, args.get("dynamic")))
-    if options.get(PASS, getattr(inductor_config, PASS)) is not None:
+    options = {name.replace("-", "_"): value for name, value in (args.get("options") or {}).items()}
+    if options.get(PASS) is not None or getattr(inductor_config, PASS) not in (None, _EXACT):
         raise ConfigError(f"{PASS} of torch.compile is set, and is needed for a correction of weight decay: unset it")
-    return {**{name: value for name, value in args.items() if name != "mode"}, "options": {**options, PASS: _EXACT}}
+    setattr(inductor_config, PASS, _EXACT)
 
 
 class _ExactSums(CustomGraphPass):
@@ -75,7 +62,6 @@ class _ExactSums(CustomGraphPass):
         return get_hash_for_files((__file__,))
 
 
-# One object: torch does not compile again for an equal backend.
 _EXACT = _ExactSums()
 
 

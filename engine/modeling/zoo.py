@@ -1,15 +1,17 @@
-"""Small models for examples, tests and benchmarks. They return class scores (logits)."""
+"""Small models for examples, tests and benchmarks, which return class scores (logits); and cross entropies."""
 
+import logging
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .build import MODEL_REGISTRY
+from .build import LOSS_REGISTRY, MODEL_REGISTRY
 
-__all__ = ["MLP", "ConvNet", "ResNet"]
+logger = logging.getLogger(__name__)
 
 
 @MODEL_REGISTRY.register()
@@ -27,9 +29,8 @@ class MLP(nn.Sequential):
     """
 
     def __init__(self, in_features: int, num_classes: int, hidden: Sequence[int] = (64,), dropout: float = 0.0) -> None:
-        _check_sizes(
-            in_features=in_features, num_classes=num_classes, **{f"hidden[{i}]": n for i, n in enumerate(hidden)}
-        )
+        if min(in_features, num_classes, *hidden) < 1:
+            raise ValueError("in_features, num_classes and each of hidden must be at least 1")
         layers: list[nn.Module] = [nn.Flatten()]
         for width_in, width_out in pairwise((in_features, *hidden)):
             layers += [nn.Linear(width_in, width_out), nn.ReLU()]
@@ -54,7 +55,6 @@ class ConvNet(nn.Module):
     """
 
     def __init__(self, width: int = 32, num_classes: int = 10, in_channels: int = 1, dropout: float = 0.0) -> None:
-        _check_sizes(width=width, num_classes=num_classes, in_channels=in_channels)
         super().__init__()
         self.features = nn.Sequential(
             *_conv_bn(in_channels, width),
@@ -79,7 +79,7 @@ class ConvNet(nn.Module):
 class ResNet(nn.Module):
     """The residual network for small images of He et al., "Deep Residual Learning" (arXiv:1512.03385, section 4.2).
 
-    Each of the three stages has twice the channels of the previous one. The last batch norm of each block starts at
+    Each stage (there are three) has twice the channels of the previous one. The last batch norm of each block starts at
     zero, so that the block starts as its shortcut (Goyal et al., arXiv:1706.02677).
 
     Args:
@@ -93,7 +93,7 @@ class ResNet(nn.Module):
         input (N, in_channels, H, W) with H, W >= 1; output (N, num_classes).
 
     Raises:
-        ValueError: ``depth`` is not 6n + 2, or there are not three strides.
+        ValueError: ``depth`` is not 6n + 2.
     """
 
     def __init__(
@@ -104,13 +104,10 @@ class ResNet(nn.Module):
         in_channels: int = 1,
         strides: Sequence[int] = (1, 2, 2),
     ) -> None:
-        _check_sizes(width=width, num_classes=num_classes, in_channels=in_channels)
         super().__init__()
         blocks_per_stage, rest = divmod(depth - 2, 6)
         if rest or blocks_per_stage < 1:
             raise ValueError(f"depth must be 6n + 2 (8, 14, 20, ...), not {depth}")
-        if len(strides) != 3:
-            raise ValueError(f"strides must be three, one for each stage, not {strides}")
         self.stem = nn.Sequential(*_conv_bn(in_channels, width), nn.ReLU(inplace=True))
         blocks = []
         channels = width
@@ -150,8 +147,105 @@ def _conv_bn(in_channels: int, out_channels: int, stride: int = 1) -> tuple[nn.M
     return nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False), nn.BatchNorm2d(out_channels)
 
 
-def _check_sizes(**sizes: int) -> None:
-    """Refuse sizes below 1: torch creates such layers, and fails only when they are used."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, not {size}")
+# ---------------------------------------------------------------------------- losses of tokens and pixels
+
+
+@LOSS_REGISTRY.register()
+class TokenCrossEntropyLoss(nn.CrossEntropyLoss):
+    """The cross entropy over the tokens that count, and their number.
+
+    Batches on different ranks, and micro-batches, may have different numbers of such tokens: padding does not count.
+    With the number, the gradient is that of the mean over all tokens of the global
+    batch. It is computed in float32. Without any token the loss is 0.
+
+    Args:
+        ignore_index: the target of tokens that do not count.
+        label_smoothing: the share of the target that all classes have in equal parts.
+        shift: the target of a token is that of the next position, as labels of Hugging Face's causal language models.
+
+    Shapes:
+        scores (N, C, ...) or (N, ..., C); target (N, ...) of class indices. Returns a scalar, and an int64 scalar.
+    """
+
+    def __init__(self, ignore_index: int = -100, label_smoothing: float = 0.0, shift: bool = False) -> None:
+        super().__init__(ignore_index=ignore_index, label_smoothing=label_smoothing)
+        self.shift = shift
+
+    def forward(  # type: ignore[override]
+        self, scores: torch.Tensor, target: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = classes_second(scores, target).float()
+        if self.shift:
+            scores, target = scores[..., :-1], target[..., 1:]
+        return _mean_and_count(self, scores, target)
+
+
+@LOSS_REGISTRY.register()
+class CrossEntropyLoss(nn.CrossEntropyLoss):
+    """torch's ``CrossEntropyLoss``. Scores of tokens or pixels may also be (N, ..., C), and their number counts.
+
+    With targets (N,) of class indices, with probabilities, and without a mean it is torch's. Otherwise it returns the
+    mean and the number of targets that count, as :class:`TokenCrossEntropyLoss`.
+
+    Shapes:
+        scores (N, C, ...) or (N, ..., C); target (N, ...), or probabilities of the scores' shape. Returns a scalar, or
+        two.
+    """
+
+    def forward(  # type: ignore[override]
+        self, input: torch.Tensor, target: torch.Tensor
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        if target.dim() < 2 or target.is_floating_point():
+            return super().forward(input, target)
+        scores = classes_second(input, target)
+        return super().forward(scores, target) if self.reduction != "mean" else _mean_and_count(self, scores, target)
+
+
+def classes_second(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return scores (N, C, ...) or (N, ..., C) as (N, C, ...), where target (N, ...) has class indices.
+
+    If both fit, C is the second dimension, as in torch.
+    """
+    shape = scores.shape
+    if target.dim() < 2 or shape[:-1] != target.shape:
+        return scores
+    if shape[:1] + shape[2:] != target.shape:
+        return scores.movedim(-1, 1)
+    if not torch.compiler.is_compiling():
+        _note_ambiguous(tuple(shape))
+    return scores
+
+
+@cache
+def _note_ambiguous(shape: tuple[int, ...]) -> None:
+    logger.warning(
+        "Scores of shape %s are read as (N, classes, ...), as torch does, but also fit (N, ..., classes): if the "
+        "classes come last, move them in the model",
+        shape,
+    )
+
+
+def number_of_terms(loss: nn.CrossEntropyLoss | nn.NLLLoss, target: torch.Tensor) -> torch.Tensor:
+    """Return the divisor (a scalar) of the loss's mean over targets (N, ...).
+
+    It is the number of targets that count, or the sum of their classes' weights.
+    """
+    counted = target != loss.ignore_index
+    if loss.weight is None:
+        return counted.sum()
+    return (loss.weight[torch.where(counted, target, 0)] * counted).sum()
+
+
+def _mean_and_count(
+    loss: nn.CrossEntropyLoss, scores: torch.Tensor, target: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    total = F.cross_entropy(
+        scores,
+        target,
+        loss.weight,
+        ignore_index=loss.ignore_index,
+        reduction="sum",
+        label_smoothing=loss.label_smoothing,
+    )
+    count = number_of_terms(loss, target)
+    return total / torch.where(count > 0, count, 1), count

@@ -1,10 +1,9 @@
 """Strategies for training one model on several processes."""
 
-import importlib
 import inspect
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,8 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from ...config import CfgNode, ConfigError, Registry
 from ...config.components import Slot
-from ...hooks.common.models import unwrap_model
-from ...hooks.common.tensors import has_shards, local_part
+from ...hooks.common import has_shards, local_part, unwrap_model
 from .. import comm
 
 __all__ = ["DDP", "STRATEGY_REGISTRY", "Strategy", "build_strategy", "check_parallel"]
@@ -71,11 +69,11 @@ class Strategy:
         """
         return self.averages or self.data_size == 1
 
-    def check_ranks(self, ranks: int) -> None:
-        """Raise ConfigError if the strategy cannot train on this number of ranks. Called before they start."""
-
     def sizes(self, ranks: int) -> tuple[int, int, int]:
-        """Return over how many ranks the model is copied, sharded, and split by layers; the product is ``ranks``."""
+        """Return over how many ranks the model is copied, sharded, and split by layers; the product is ``ranks``.
+
+        Raises ConfigError if the strategy cannot train on this number of ranks.
+        """
         return ranks, 1, 1
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
@@ -88,10 +86,6 @@ class Strategy:
             device: the device.
         """
         return model
-
-    def weights_device(self, device: torch.device) -> torch.device:
-        """Return where the weights of a sharded model are. By default on its device."""
-        return device
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes do not exchange gradients: for all micro-batches but the last.
@@ -127,23 +121,6 @@ class Strategy:
         """Update the weights. Gradients are checked and clipped. An overridden method cannot be used with float16."""
         optimizer.step()
 
-    def forward_backward(self, trainer: Any, batch: Any, weight: float) -> dict[str, torch.Tensor]:
-        """Compute the losses of a step's batch and add their gradients. Override it for a schedule of micro-batches.
-
-        If it is overridden, ``before_forward`` (with the whole batch) and ``after_backward`` are called once per step.
-        Hooks that listen to events between them are refused.
-
-        Args:
-            trainer: the trainer; use its ``forward(batch)``, ``backward(losses)`` and ``accumulation_steps``.
-            batch: this rank's batch, on its device.
-            weight: multiply the losses by it. If the strategy averages gradients, their mean is then the gradient of
-                the loss over the global batch; otherwise it is 1.
-
-        Returns:
-            The weighted losses by name, detached, on all ranks.
-        """
-        raise NotImplementedError
-
     def before_evaluation(self, model: nn.Module) -> None:
         """Make values that differ between ranks equal, such as running means, before an evaluation."""
 
@@ -159,23 +136,7 @@ class Strategy:
         return None
 
 
-class _StrategyRegistry(Registry):
-    """Imports the strategies that shard models when they are asked for: torch's part of them is slow to import."""
-
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        self._import_others()
-        return super().__iter__()
-
-    def _resolve(self, name: str, prefix: str) -> Any:
-        if name not in self._obj_map:
-            self._import_others()
-        return super()._resolve(name, prefix)
-
-    def _import_others(self) -> None:
-        importlib.import_module(f"{__package__}.mesh")  # registers "fsdp2" and "mesh"
-
-
-STRATEGY_REGISTRY = _StrategyRegistry("STRATEGY", Strategy)
+STRATEGY_REGISTRY = Registry("STRATEGY", Strategy)
 """Strategies for ``PARALLEL.NAME``: subclasses of :class:`Strategy`, built with ``PARALLEL.ARGS``."""
 
 STRATEGY_SLOT = Slot(STRATEGY_REGISTRY, "PARALLEL.NAME")
@@ -213,8 +174,6 @@ class DDP(Strategy):
     _graph_seen = False
 
     def __post_init__(self) -> None:
-        if self.compression not in ("none", "fp16", "bf16"):
-            raise ConfigError(f'DDP: compression must be "none", "fp16" or "bf16", not {self.compression!r}')
         if self.find_unused_parameters and self.static_graph:
             raise ConfigError("DDP: static_graph finds unused parameters itself; leave find_unused_parameters out")
 
@@ -272,15 +231,20 @@ class DDP(Strategy):
         )
 
 
-def check_strategy(strategy: Strategy, model: nn.Module, data_loader: Any) -> None:
+def check_strategy(strategy: Strategy, model: nn.Module, data_loader: Any, grad_scaler: Any) -> None:
     """Check that a strategy, its model and the loader agree on which ranks share a batch.
 
     Logs a warning if checkpoints of the strategy cannot be resumed.
 
     Raises:
-        ConfigError: the gradient would not be that of the global batch.
+        ConfigError: the gradient would not be that of the global batch, or a gradient scaler has no step to call.
     """
     name = type(strategy).__name__
+    if grad_scaler is not None and overridden_method(strategy, "step"):
+        raise ConfigError(
+            f"SOLVER.AMP.DTYPE: float16's gradient scaler calls the optimizer's step(), and the strategy {name} has "
+            "its own: use bfloat16"
+        )
     if comm.get_world_size() == 1:
         return
     sharded = has_shards(model)
@@ -338,14 +302,17 @@ def share_tensors(tensors: Iterable[torch.Tensor]) -> None:
             tensor.copy_(own)
 
 
-def check_same_weights(model: nn.Module, iteration: int) -> None:
+def check_same_weights(strategy: Strategy, model: nn.Module, iteration: int) -> None:
     """Check that the ranks that have copies of weights (DDP; HSDP within each shard) have the same. All ranks call it.
 
-    Buffers, frozen parameters and those that DDP ignores may differ.
+    Buffers, frozen parameters and those that DDP ignores may differ. A strategy whose ranks have weights of their own,
+    or that makes them equal before a save, is not checked.
 
     Raises:
         RuntimeError: they differ by more than rounding. All ranks raise it.
     """
+    if not strategy.same_state_on_all_ranks or overridden_method(strategy, "before_save"):
+        return
     inner = unwrap_model(model)
     ignored = getattr(inner, "_ddp_params_and_buffers_to_ignore", ())
     named = {name: one for name, one in inner.named_parameters() if not is_lazy(one)}
@@ -367,8 +334,6 @@ def check_same_weights(model: nn.Module, iteration: int) -> None:
 def differing_copies(weights: Mapping[str, torch.Tensor], group: Any) -> list[str]:
     """Return which weights differ between the ranks of a group, which have copies of them. All ranks call it.
 
-    Bits are compared; if they differ, values, since devices of several kinds may round differently.
-
     Args:
         weights: the weights by name; of a sharded one, this rank's part is compared.
         group: the process group of this rank and its copies. All such groups compare their own at the same time.
@@ -376,25 +341,19 @@ def differing_copies(weights: Mapping[str, torch.Tensor], group: Any) -> list[st
     Returns:
         A text for each difference above 0.1 % of the weight's largest value, the same on all ranks.
     """
-    parts = {name: local_part(weight) for name, weight in weights.items()}
-    dtypes = {1: torch.int8, 2: torch.int16, 4: torch.int32}
-    sums = [part.view(dtypes.get(part.itemsize, torch.int64)).sum() for part in parts.values()]
-    bits = torch.stack([one.to(sums[0].device) for one in sums]).tolist() if sums else []
-    ranks = tuple(torch.distributed.get_process_group_ranks(group))
-    found = set(comm.all_gather((ranks, hash(tuple(bits)))))
-    if len(found) == len({ranks for ranks, _ in found}):
-        return []
+    source = torch.distributed.get_process_group_ranks(group)[0]
     differing = []
-    for name, own in parts.items():
+    for name, weight in weights.items():
+        own = local_part(weight)
         first = own.contiguous().clone()
-        torch.distributed.broadcast(first.view(-1).view(torch.uint8), src=ranks[0], group=group)
+        torch.distributed.broadcast(first.view(-1).view(torch.uint8), src=source, group=group)
         most = (own - first).abs().max().item() if own.numel() else 0.0
         if most > 1e-3 * first.abs().max().item():
-            differing.append(f"rank {comm.get_rank()} has another {name} than rank {ranks[0]} (by up to {most:.3g})")
+            differing.append(f"rank {comm.get_rank()} has another {name} than rank {source} (by up to {most:.3g})")
     return [text for texts in comm.all_gather(differing) for text in texts]
 
 
-def own_method(strategy: Strategy, name: str) -> Callable[..., Any] | None:
+def overridden_method(strategy: Strategy, name: str) -> Callable[..., Any] | None:
     """Return a method if the strategy overrides it, otherwise None: a step calls torch directly, which is faster."""
     method: Callable[..., Any] = getattr(strategy, name)
     return None if getattr(method, "__func__", None) is getattr(Strategy, name) else method

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...config import ConfigError
-from ...hooks.common.models import describe_no_match, matches
-from ...hooks.common.tensors import gathered, is_sharded
+from ...hooks.common import describe_no_match, gathered, is_sharded, matches
 from .. import comm
 from .base import STRATEGY_REGISTRY, Strategy, share_tensors, share_weights
 from .meta_init import Places, places_of
@@ -21,7 +20,6 @@ __all__ = ["FSDP2"]
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = ("", "float32", "bfloat16", "float16")
 _Dtype = Literal["", "float32", "bfloat16", "float16"]
 
 
@@ -64,13 +62,6 @@ class FSDP2(Strategy):
     shards_weights = True
 
     def __post_init__(self) -> None:
-        if self.init not in ("cpu", "meta"):
-            raise ConfigError(f'PARALLEL.ARGS.init: must be "cpu" or "meta", not {self.init!r}')
-        for name, dtype in (("param_dtype", self.param_dtype), ("reduce_dtype", self.reduce_dtype)):
-            if dtype not in _DTYPES:
-                raise ConfigError(
-                    f'PARALLEL.ARGS.{name}: must be "float32", "bfloat16", "float16" or "", not {dtype!r}'
-                )
         if self.min_params < 1:
             raise ConfigError(f"PARALLEL.ARGS.min_params: must be at least 1, not {self.min_params}")
 
@@ -94,7 +85,11 @@ class FSDP2(Strategy):
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
         units = self._units(model)
-        _make_contiguous(model)
+        others = [parameter for parameter in model.parameters() if not parameter.is_contiguous()]
+        if others:
+            logger.warning("PARALLEL.NAME: fsdp2 shards in row-major order: MODEL.CHANNELS_LAST has no effect")
+        for parameter in others:
+            parameter.data = parameter.data.contiguous()
         param_dtype = getattr(torch, self.param_dtype) if self.param_dtype else None
         reduce_dtype = getattr(torch, self.reduce_dtype) if self.reduce_dtype else None
         options: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(param_dtype, reduce_dtype)}
@@ -112,9 +107,6 @@ class FSDP2(Strategy):
     def _needs_shards(self) -> bool:
         """Whether there are options that only sharded models have."""
         return any((self.param_dtype, self.reduce_dtype, self.cpu_offload, self.init == "meta"))
-
-    def weights_device(self, device: torch.device) -> torch.device:
-        return torch.device("cpu") if self.cpu_offload else device
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
@@ -142,25 +134,21 @@ class FSDP2(Strategy):
 
     def _units(self, model: nn.Module) -> list[nn.Module]:
         """Return the submodules that are units, inner ones first."""
-        places = places_of(model)
-        if not self.modules:
-            return _large(model, self.min_params, places)
-        # fully_shard needs inner modules first.
-        found = []
-        unused = set(self.modules)
-        for name, module in reversed(list(model.named_modules())):
+        places, found = places_of(model), []
+        unused, taken = set(self.modules), set[int]()
+        for name, module in reversed(list(model.named_modules())[1:]):
             fitting = {pattern for pattern in self.modules if matches(pattern, name, module)}
             unused -= fitting
-            if not fitting or module is model:
+            own = {id(one): one.numel() for one in module.parameters() if id(one) not in taken}
+            # A unit's parameters are gathered in its forward pass, and a list of modules has none.
+            is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
+            if not (fitting if self.modules else sum(own.values()) >= self.min_params and not is_list):
                 continue
-            if _splits_tie(module, places):
-                logger.warning(
-                    "PARALLEL.ARGS.modules: %s shares a parameter with a module outside of it, so it is not a unit; "
-                    "its parameters belong to the unit around it",
-                    name,
-                )
-                continue
-            found.append(module)
+            if not _splits_tie(module, places):
+                found.append(module)
+                taken.update(own)
+            elif fitting:
+                logger.warning("PARALLEL.ARGS.modules: %s is no unit: it shares a parameter with another module", name)
         if unused:
             raise ConfigError(f"PARALLEL.ARGS.modules: {describe_no_match(model, min(unused))}")
         return found
@@ -177,39 +165,3 @@ def _splits_tie(unit: nn.Module, places: Places) -> bool:
     """Whether a parameter in ``unit`` is tied to one outside of it; ``fully_shard`` would break the tie."""
     inside = {id(module) for module in unit.modules()}
     return any(id(module) not in inside for one in unit.parameters() for module, _, _ in places[id(one)])
-
-
-def _large(model: nn.Module, min_params: int, places: Places) -> list[nn.Module]:
-    """Return submodules with at least ``min_params`` parameters, not counting inner units; inner ones first."""
-    found: list[nn.Module] = []
-    taken: set[int] = set()
-
-    def visit(module: nn.Module) -> None:
-        for child in module.children():
-            visit(child)
-        own = {id(parameter): parameter.numel() for parameter in module.parameters()}
-        rest = {key for key in own if key not in taken}
-        # A unit's parameters are gathered in its forward pass, and a list of modules has none.
-        is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
-        if sum(own[key] for key in rest) >= min_params and not is_list and not _splits_tie(module, places):
-            found.append(module)
-            taken.update(rest)
-
-    for child in model.children():
-        visit(child)
-    return found
-
-
-def _make_contiguous(model: nn.Module) -> None:
-    """Store parameters in row-major order, the only one that ``fully_shard`` supports."""
-    names = [name for name, parameter in model.named_parameters() if not parameter.is_contiguous()]
-    if names:
-        logger.warning(
-            "PARALLEL.NAME: fsdp2 shards in row-major order: %d parameters (%s, ...) lose their memory format, "
-            "and MODEL.CHANNELS_LAST has no effect",
-            len(names),
-            names[0],
-        )
-    for name in names:
-        parameter = model.get_parameter(name)
-        parameter.data = parameter.data.contiguous()

@@ -15,7 +15,7 @@ from ...config import ConfigError
 from .. import comm
 from .base import DDP, STRATEGY_REGISTRY, differing_copies, share_weights
 from .fsdp import FSDP2
-from .tensor_parallel import check_plan, check_words, comparing_widths, find_plan, parallelize, splits
+from .tensor_parallel import check_words, comparing_widths, find_plan, parallelize, splits
 
 __all__ = ["Mesh"]
 
@@ -40,10 +40,9 @@ class Mesh(FSDP2):
         tensor: over how many ranks layers are split.
         plan: how to split which modules, by name ("blocks.*.mlp") or class. "colwise": the outputs of a Linear or
             Embedding; "rowwise": the inputs of a Linear, which are the outputs of a "colwise" layer, or the vocabulary
-            of an Embedding; "sequence": a norm or dropout whose input is split along dimension 1; "replicate": nothing.
-            Layouts that differ from the usual stand before and after: "colwise->replicate" gathers the output,
-            "rowwise->sequence" splits it along dimension 1, "sequence->replicate" gathers a module's first input.
-            Empty: the model's ``tensor_parallel_plan``, or its ``_tp_plan`` (transformers).
+            of an Embedding; "replicate": nothing. "colwise->replicate" gathers the output, "replicate->rowwise" splits
+            a whole input. In Python also objects of torch's ``ParallelStyle``. Empty: the model's
+            ``tensor_parallel_plan``, or its ``_tp_plan`` (transformers).
         modules: the submodules that are gathered together.
         min_params: without ``modules``: their smallest number of parameters.
         param_dtype: gather and compute in this dtype.
@@ -60,11 +59,11 @@ class Mesh(FSDP2):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in _DIMS:
-            if (size := getattr(self, name)) < 1 and size != -1:
-                raise ConfigError(f"PARALLEL.ARGS.{name}: must be at least 1, or -1 for what is left, not {size}")
-        if [self.replicate, self.shard, self.tensor].count(-1) > 1:
-            raise ConfigError(f"PARALLEL.ARGS: only one of {', '.join(_DIMS)} can be -1, what is left")
+        sizes = [self.replicate, self.shard, self.tensor]
+        if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
+            raise ConfigError(
+                f"PARALLEL.ARGS: {', '.join(_DIMS)} must be at least 1, and one can be -1, what is left; not {sizes}"
+            )
         self._tensor_mesh: Any = None
         check_words(self.plan or {})
 
@@ -77,22 +76,12 @@ class Mesh(FSDP2):
         sizes = self.replicate, self.shard, self.tensor
         product = math.prod(size for size in sizes if size != -1)
         if ranks % product or (-1 not in sizes and ranks != product):
-            grid = " x ".join(f"{name} {size}" for name, size in zip(_DIMS, sizes, strict=True) if size != -1)
-            problem = "does not divide" if -1 in sizes else f"is {product}, not"
             raise ConfigError(
-                f"PARALLEL.ARGS: {grid} {problem} the number of ranks, {ranks}. Start {product} ranks"
-                f"{', or a multiple' if -1 in sizes else ''}, or set one of {', '.join(_DIMS)} to -1, what is left"
+                f"PARALLEL.ARGS: replicate {self.replicate} x shard {self.shard} x tensor {self.tensor} does not give "
+                f"the number of ranks, {ranks}. Start {product} ranks, or set one of the three to -1, what is left"
             )
         replicate, shard, tensor = (ranks // product if size == -1 else size for size in sizes)
         return replicate, shard, tensor
-
-    def check_ranks(self, ranks: int) -> None:
-        self.sizes(ranks)
-
-    def check_model(self, model: nn.Module, ranks: int) -> None:
-        """Raise ConfigError if a model, which may be on the meta device, cannot be split on this number of ranks."""
-        if (tensor := self.sizes(ranks)[2]) > 1:
-            check_plan(model, find_plan(self.plan, model), tensor)
 
     @property
     def data_rank(self) -> int:

@@ -1,18 +1,14 @@
 """Builds models that no machine holds: sharded without values, which they get module by module."""
 
 import logging
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from ...config.errors import ConfigError, first_line
-from ...hooks.common.models import unwrap_model
-from ...hooks.common.rng import preserve_rng
-from ...hooks.common.tensors import is_sharded, local_part, shard_like
+from ...hooks.common import is_sharded, local_part, preserve_rng, shard_like, unwrap_model
 from .. import comm
 
 __all__ = ["Places", "build_on_meta", "places_of"]
@@ -58,15 +54,13 @@ def build_on_meta(build: Callable[[], nn.Module], strategy: Any, device: torch.d
             )
     tied = [places for places in places_of(model).values() if len(places) > 1]
     wrapped = strategy.wrap(model, device)
-    model, device = unwrap_model(wrapped), strategy.weights_device(device)
+    model, device = unwrap_model(wrapped), torch.device("cpu") if getattr(strategy, "cpu_offload", False) else device
     model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.clone())
     for (first, key, _), *others in tied:
         for module, name, _ in others:  # torch keeps ties only of sharded tensors
             setattr(module, name, getattr(first, key))
     seed = comm.broadcast_object(torch.initial_seed() % 2**32)
     with preserve_rng([torch.cuda.current_device()] if device.type == "cuda" else []), torch.device(device):
-        random.seed(seed)
-        np.random.seed(seed)
         torch.manual_seed(seed)
         done: set[int] = set()
         for name, module in pending:
@@ -88,15 +82,12 @@ def _reset(name: str, module: Any, device: torch.device, done: set[int]) -> None
     own, unset = list(_own_tensors(module)), {}
     for store, key, tensor in own:
         whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-        whole.fill_(torch.nan if whole.is_floating_point() else 0)
-        is_parameter = isinstance(tensor, nn.Parameter)
-        store[key] = nn.Parameter(whole, requires_grad=tensor.requires_grad) if is_parameter else whole
+        store[key] = nn.Parameter(whole, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else whole
         unset[id(store), key] = store[key], store[key]._version
     module.reset_parameters()
     for store, key, tensor in own:
         whole, (before, version) = store[key].detach(), unset[id(store), key]
-        untouched = store[key] is before and before._version == version
-        if whole.isnan().any() or (untouched and whole.numel()):
+        if store[key] is before and before._version == version and whole.numel():
             raise ConfigError(
                 f"PARALLEL.ARGS.init: reset_parameters() of {_label(name, module)} leaves {key} without values"
             )

@@ -1,7 +1,6 @@
 """Tensor parallelism: splits the layers of a model over ranks, by a plan of words for its modules."""
 
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -11,14 +10,12 @@ from torch import nn
 
 from ...config import ConfigError, suggest
 from ...config.errors import first_line
-from ...hooks.common.models import describe_no_match, matches
-from ...hooks.common.rng import gpus_of, preserve_rng
+from ...hooks.common import describe_no_match, gpus_of, matches, preserve_rng
 from .. import comm
 from .meta_init import places_of
 
 __all__ = [
     "Plan",
-    "check_plan",
     "check_words",
     "comparing_widths",
     "find_plan",
@@ -31,15 +28,9 @@ logger = logging.getLogger(__name__)
 Plan = Mapping[str, Any]
 """Words, or torch's ``ParallelStyle`` objects, by pattern of module names."""
 
-_LAYOUTS = ("replicate", "sequence")
-_SPLIT = re.compile(r"(?:(replicate|sequence)->)?(colwise|rowwise)(?:->(replicate|sequence))?")
+_WORDS = ("colwise", "colwise->replicate", "rowwise", "replicate->rowwise", "replicate")
 # Names of layers whose outputs are several parts one after another, such as queries, keys and values.
 _FUSED = ("qkv", "qkv_proj", "Wqkv", "c_attn", "in_proj", "gate_up_proj")
-# Attributes in which modules keep their number of heads.
-_HEADS = (
-    *("heads", "num_heads", "n_heads", "n_head", "num_attention_heads"),
-    *("kv_heads", "num_kv_heads", "n_kv_heads", "num_key_value_heads"),
-)
 # The styles of the plans in transformers, as words. "replicated_with_grad_allreduce" is a norm of each head.
 _TRANSFORMERS = {
     "colwise": "colwise",
@@ -73,6 +64,7 @@ def find_plan(plan: Plan | None, model: nn.Module) -> Plan:
             'tensor_parallel_plan. Name the layers to split, for example {"blocks.*.mlp": "colwise", '
             '"blocks.*.mlp_proj": "rowwise"}'
         )
+    check_words(own)
     return own
 
 
@@ -84,22 +76,16 @@ def check_words(plan: Plan) -> None:
     """
     for pattern, word in plan.items():
         if isinstance(word, str):
-            _parse(pattern, word)
+            if word not in _WORDS:
+                raise ConfigError(
+                    f"PARALLEL.ARGS.plan[{pattern!r}]: {word!r} is not known{suggest(word, _WORDS) or '.'} "
+                    f"Use one of: {', '.join(_WORDS)}"
+                )
             continue
         from torch.distributed.tensor.parallel import ParallelStyle
 
         if not isinstance(word, ParallelStyle):
             raise ConfigError(f'PARALLEL.ARGS.plan[{pattern!r}]: must be a word such as "colwise", not {word!r}')
-
-
-def check_plan(model: nn.Module, plan: Plan, ranks: int) -> None:
-    """Check that a plan fits a model, which may be on the meta device, and a number of ranks. Nothing is changed.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    for name, word in _assign(model, plan).items():
-        _style(name, model, word, ranks)
 
 
 def parallelize(model: nn.Module, mesh: Any, plan: Plan) -> None:
@@ -242,10 +228,9 @@ def _assign(model: nn.Module, plan: Plan) -> dict[str, Any]:
     """Return the word of each module that the plan names, by the module's name.
 
     Raises:
-        ConfigError: a pattern matches nothing, two match the same module, or one is missing.
+        ConfigError: a pattern matches nothing, two match the same module, or a split output is not taken.
     """
     words: dict[str, Any] = {}
-    by_pattern: dict[str, str] = {}
     for pattern, word in plan.items():
         fitting = [name for name, module in model.named_modules() if name and matches(pattern, name, module)]
         if not fitting:
@@ -253,72 +238,29 @@ def _assign(model: nn.Module, plan: Plan) -> dict[str, Any]:
         for name in fitting:
             if words.setdefault(name, word) != word:
                 raise ConfigError(
-                    f"PARALLEL.ARGS.plan: {by_pattern[name]!r} and {pattern!r} both match {name}, with different words"
+                    f"PARALLEL.ARGS.plan: {pattern!r} and an earlier pattern match {name}, with different words"
                 )
-            by_pattern[name] = pattern
-    if any(isinstance(word, str) and "sequence" in word for word in words.values()):
-        _check_complete(model, words)
     _check_pairs(model, words)
     return words
 
 
 def _ends(model: nn.Module, words: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Return the names of the layers that leave their outputs split, and of those that take split inputs."""
-    giving, taking = [], []
-    for name, word in words.items():
-        before, style, after = _parse(name, word) if isinstance(word, str) else ("", "", "")
-        if style == "colwise" and not after:
-            giving.append(name)
-        if style == "rowwise" and not before and not isinstance(model.get_submodule(name), nn.Embedding):
-            taking.append(name)
-    return giving, taking
+    giving = [name for name, word in words.items() if word == "colwise"]
+    rowwise = [name for name, word in words.items() if word == "rowwise"]
+    return giving, [name for name in rowwise if not isinstance(model.get_submodule(name), nn.Embedding)]
 
 
 def _check_pairs(model: nn.Module, words: Mapping[str, Any]) -> None:
     """Check that both kinds of layers are there: one leaves its output split, the other takes it."""
     giving, taking = _ends(model, words)
-    if bool(giving) == bool(taking) or not all(isinstance(word, str) for word in words.values()):
-        return
-    raise ConfigError(
-        f'PARALLEL.ARGS.plan: {giving[0]} is "colwise", which leaves its output split, and no "rowwise" layer '
-        'takes it. Add the next Linear as "rowwise", or use "colwise->replicate"'
-        if giving
-        else f'PARALLEL.ARGS.plan: {taking[0]} is "rowwise", which takes the split output of a "colwise" layer, and '
-        'there is none. Add the Linear before it as "colwise", or use "replicate->rowwise"'
-    )
-
-
-def _check_complete(model: nn.Module, words: Mapping[str, Any]) -> None:
-    """With sequences split over ranks, the gradients of a whole module would cover one rank's part only."""
-    for name, module in model.named_modules():
-        if name not in words and next(module.parameters(recurse=False), None) is not None:
-            raise ConfigError(
-                f"PARALLEL.ARGS.plan: it splits sequences, so every module with parameters needs a word, and "
-                f'{name or "the model itself"} ({type(module).__name__}) has none. Use "sequence" if its input is '
-                'split, "replicate" if it is whole'
-            )
-
-
-def _parse(pattern: str, word: str) -> tuple[str, str, str]:
-    """Return the layout of the input, the style, and the layout of the output; "" stands for the style's own.
-
-    Raises:
-        ConfigError: the word is wrong.
-    """
-    parts = word.replace(" ", "").split("->")
-    if found := _SPLIT.fullmatch("->".join(parts)):
-        return found[1] or "", found[2], found[3] or ""
-    if len(parts) == 1 and word in _LAYOUTS:
-        return "", word, ""
-    if len(parts) == 2 and set(parts) == set(_LAYOUTS):
-        return parts[0], "", parts[1]
-    known = ("colwise", "rowwise", *_LAYOUTS)
-    hint = next((suggest(part, known) for part in parts if part not in known), "")
-    raise ConfigError(
-        f'PARALLEL.ARGS.plan[{pattern!r}]: {word!r} is not known{hint or "."} Use "colwise" or "rowwise", with at most '
-        'one layout ("replicate", "sequence") before it and one after it, as in "sequence->colwise->replicate"; '
-        '"sequence"; "replicate"; "sequence->replicate" or "replicate->sequence"'
-    )
+    if bool(giving) != bool(taking) and all(isinstance(word, str) for word in words.values()):
+        name = (giving or taking)[0]
+        raise ConfigError(
+            f'PARALLEL.ARGS.plan: {name} is "{words[name]}" without a counterpart: a "colwise" layer leaves its output '
+            'split, and the next "rowwise" layer takes it. For a layer alone use "colwise->replicate" or '
+            '"replicate->rowwise"'
+        )
 
 
 def _style(name: str, model: nn.Module, word: Any, ranks: int) -> Any:
@@ -329,54 +271,40 @@ def _style(name: str, model: nn.Module, word: Any, ranks: int) -> Any:
     """
     if not isinstance(word, str):
         return word
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        PrepareModuleInput,
-        RowwiseParallel,
-        SequenceParallel,
-    )
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-    layouts = {"replicate": Replicate(), "sequence": Shard(1)}
-    module = model.get_submodule(name)
-    before, style, after = _parse(name, word)
-    if style == "replicate":
+    if word == "replicate":
         return None
-    if style == "sequence":
-        return SequenceParallel(use_local_output=True)
-    if not style:
-        return PrepareModuleInput(input_layouts=layouts[before], desired_input_layouts=layouts[after])
-    _check_split(name, model, module, style, ranks)
-    if style == "colwise" and not after and name.rpartition(".")[2] in _FUSED:
+    module = model.get_submodule(name)
+    _check_split(name, module, word, ranks)
+    if word == "colwise->replicate":
+        return ColwiseParallel(output_layouts=Replicate())
+    if word == "colwise":
+        return ColwiseParallel()
+    if word == "replicate->rowwise" or isinstance(module, nn.Embedding):
+        return RowwiseParallel(input_layouts=Replicate())
+    return RowwiseParallel()
+
+
+def _check_split(name: str, module: nn.Module, word: str, ranks: int) -> None:
+    """Check that a module can be split over a number of ranks."""
+    if isinstance(module, nn.Linear):
+        size = module.out_features if word.startswith("colwise") else module.in_features
+    elif isinstance(module, nn.Embedding):
+        size = module.embedding_dim if word.startswith("colwise") else module.num_embeddings
+    else:
+        raise ConfigError(
+            f'PARALLEL.ARGS.plan: {name} is a {type(module).__name__}, and "{word}" splits Linear and Embedding only'
+        )
+    if size % ranks:
+        raise ConfigError(
+            f'PARALLEL.ARGS.tensor: {ranks} ranks cannot split {name} ("{word}"), of size {size}, evenly. Use a '
+            f"divisor of {size}"
+        )
+    if word == "colwise" and name.rpartition(".")[2] in _FUSED:
         raise ConfigError(
             f'PARALLEL.ARGS.plan: {name} computes several parts in one layer, and "colwise" would give each rank a '
             "piece of the whole instead of a piece of each part. Use a layer for each part (in GPT: "
             'kv_heads), or "colwise->replicate"'
         )
-    if style == "rowwise" and isinstance(module, nn.Embedding):
-        before = before or "replicate"
-    # None: the style's own layout
-    given: Any = {"input_layouts": layouts.get(before), "output_layouts": layouts.get(after)}
-    return (ColwiseParallel if style == "colwise" else RowwiseParallel)(**given)
-
-
-def _check_split(name: str, model: nn.Module, module: nn.Module, style: str, ranks: int) -> None:
-    """Check that a module can be split over a number of ranks."""
-    if isinstance(module, nn.Linear):
-        what = "out_features" if style == "colwise" else "in_features"
-    elif isinstance(module, nn.Embedding):
-        what = "embedding_dim" if style == "colwise" else "num_embeddings"
-    else:
-        raise ConfigError(
-            f'PARALLEL.ARGS.plan: {name} is a {type(module).__name__}, and "{style}" splits Linear and Embedding only'
-        )
-    parent_name = name.rpartition(".")[0]
-    parent = model.get_submodule(parent_name)
-    sizes = {f"{what} of {name}": getattr(module, what)}
-    if isinstance(module, nn.Linear):
-        sizes |= {f"{key} of {parent_name or type(model).__name__}": getattr(parent, key, None) for key in _HEADS}
-    for key, size in sizes.items():
-        if isinstance(size, int) and size % ranks:
-            raise ConfigError(
-                f"PARALLEL.ARGS.tensor: {ranks} ranks cannot split the {key}, {size}, evenly. Use a divisor of {size}"
-            )

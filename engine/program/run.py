@@ -1,31 +1,37 @@
 """``run(Trainer, args)``: the last line of a training script."""
 
 import argparse
+import os
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+import torch
+
 from ...command_line import default_argument_parser
-from ...config import CfgNode, ConfigError, Duration
-from ...config.merging import pairs_of
+from ...config import CfgNode, ConfigError, Duration, name_of
+from ...config.yaml_files import pairs_of
+from ...hooks.common import optimizers_of
 from .. import comm
+from ..data.build import NoTrainData, check_same_length
 from ..defaults import DefaultTrainer
-from ..launch import launch
+from ..evaluation import format_results, prediction_rows, verify_results, write_predictions
+from ..launch import config_errors_exit, launch
 from ..options import check_options, merge_options, named_trainer
 from ..parallel.base import build_strategy
-from ..setup.check import check_config, overridden_builders, unknown_parts
-from ..setup.options import config_errors_exit
+from ..setup.check import check_config, overridden_builders
 from ..setup.output_dir import removed_if_empty
 from ..setup.report import describe_run
 from ..setup.start import begin_run, default_setup
 
-__all__ = ["run", "run_trainer"]
+__all__ = ["inference_trainer", "run", "run_trainer"]
 
 
 def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | None = None) -> Any:
     """Train, evaluate or predict as the command line says, in one process or several.
 
     All options of :func:`default_argument_parser` are handled: ``--eval-only``, ``--predict``, ``--replay``,
-    ``--samples``, ``--dry-run``, ``--fast-dev-run``, ``--resume``, ``--num-gpus``. A bad config ends the process with
+    ``--samples``, ``--dry-run``, ``--resume``, ``--num-gpus``. A bad config ends the process with
     one line and exit code 2; a stopped run with its own code (docs/errors.md).
 
     Args:
@@ -55,12 +61,7 @@ def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | 
             return _look_again(trainer, args, cfg.OUTPUT_DIR, given)
         check_options(args, cfg, trainer)
         cfg.freeze()
-        if args.num_gpus * args.num_machines > 1 or args.dry_run:
-            check_config(cfg, overridden_builders(trainer, DefaultTrainer))  # once, before processes start
-        own = overridden_builders(_kind(trainer, args), DefaultTrainer)
-        for builder, error in unknown_parts(cfg).items():
-            if builder not in own:  # before the config is logged
-                raise error
+        check_config(cfg, overridden_builders(_kind(trainer, args), DefaultTrainer))  # before processes start
         if args.dry_run and args.num_machines > 1:
             raise ConfigError("--dry-run builds the run on this machine only: leave --num-machines out")
         return launch(
@@ -77,11 +78,22 @@ def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | 
 
 def _kind(trainer: type[DefaultTrainer], args: argparse.Namespace) -> type[DefaultTrainer]:
     """Return the class of the run: with ``--eval-only`` and ``--predict`` a subclass without training data."""
-    if not (args.eval_only or args.predict):
-        return trainer
-    from .look import looking
+    return inference_trainer(trainer) if args.eval_only or args.predict else trainer
 
-    return looking(trainer)
+
+def inference_trainer(trainer: type[DefaultTrainer]) -> type[DefaultTrainer]:
+    """Return a subclass that evaluates and predicts, with the hooks of a run. It has no training data."""
+
+    class Look(trainer):  # type: ignore[misc, valid-type]
+        @classmethod
+        def build_train_loader(cls, cfg: CfgNode) -> NoTrainData:
+            return NoTrainData()
+
+        @classmethod
+        def build_lr_scheduler(cls, cfg: CfgNode, optimizer: Any) -> list[Any]:
+            return [torch.optim.lr_scheduler.LambdaLR(one, lambda _: 1.0) for one in optimizers_of(optimizer)]
+
+    return Look
 
 
 def _with_all_options(args: argparse.Namespace) -> argparse.Namespace:
@@ -120,13 +132,13 @@ def _run_rank(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode
         if args.dry_run:
             return _dry_run(kind, args, cfg)
         if args.eval_only or args.predict:
-            from .look import evaluate, load_weights, predict
+            from ..export.predictor import load_weights
 
             trainer = _kind(kind, args)(cfg)
-            load_weights(trainer, args.resume)
+            load_weights(cfg, trainer.model, args.resume, type(trainer.checkpointer))
             begin_run(cfg)
-            return predict(trainer) if args.predict else evaluate(trainer)
-        build_strategy(cfg).check_ranks(comm.get_world_size())
+            return _predict(trainer) if args.predict else _evaluate(trainer)
+        build_strategy(cfg).sizes(comm.get_world_size())
         trainer = kind(cfg)
         trainer.resume_or_load(resume=args.resume)
         result = trainer.train()
@@ -142,3 +154,30 @@ def _dry_run(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode)
     if comm.is_main_process():
         print(description)
     return description
+
+
+def _evaluate(trainer: DefaultTrainer) -> Mapping[str, Any]:
+    """Evaluate on DATASETS.TEST, print the results, and compare them with TEST.EXPECTED_RESULTS."""
+    results = trainer.evaluate()
+    if comm.is_main_process():
+        print(f"Results:\n{format_results(results)}")
+    verify_results(trainer.cfg, results)
+    return results
+
+
+def _predict(trainer: DefaultTrainer) -> list[str]:
+    """Write predictions for each of DATASETS.TEST, and print the names of the files. Returns the names."""
+    cfg, paths = trainer.cfg, []
+    for entry in cfg.DATASETS.TEST:
+        name = name_of(entry)
+        loader = check_same_length(trainer.build_test_loader(cfg, name), f"DATASETS.TEST ({name})")
+        outputs = trainer.predict(loader, with_batches=True)
+        path, count = write_predictions(
+            prediction_rows(outputs, cfg.TEST.PREDICTIONS_COLUMNS, trainer.adapter, loader),
+            os.path.join(cfg.OUTPUT_DIR, "inference", name),
+            format=cfg.TEST.PREDICTIONS_FORMAT,
+        )
+        if comm.is_main_process():
+            print(f"{path}: {count} samples")
+        paths.append(path)
+    return paths

@@ -2,22 +2,20 @@
 
 import itertools
 import time
-import traceback
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ...hooks.event_storage import EventStorage
 from ...hooks.history_buffer import combine
+from ...hooks.hook_list import hook_name
 from .. import comm
 
-__all__ = ["Agreement", "RankHooks", "StopRequest", "as_failure", "share_metrics"]
+__all__ = ["Agreement", "StopRequest", "as_failure", "share_metrics"]
 
 # Seconds between exchanges. One exchange takes about 0.4 ms.
 _PERIOD = 1.0
@@ -40,39 +38,24 @@ class StopRequest:
     reason: str
     exit_code: int = 0
 
-    def outranks(self, other: "StopRequest | None") -> bool:
-        """Whether this request replaces an earlier one: a stop on purpose replaces an interruption.
+    def instead_of(self, earlier: "StopRequest | None") -> "StopRequest":
+        """Return this request, or an earlier one: only a stop on purpose replaces that, and only an interruption.
 
         If early stopping and an interruption fall into the same step, a resumed run must not continue training.
         """
-        return other is None or bool(other.exit_code and not self.exit_code)
+        return self if earlier is None or (earlier.exit_code and not self.exit_code) else earlier
 
 
 def as_failure(error: SystemExit, iteration: int) -> RuntimeError:
     """Return an error for a ``sys.exit(0)`` during training, which would look like a run that completed."""
-    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
-    where = f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_name}"
     failure = RuntimeError(
-        f"sys.exit({'' if error.code is None else error.code}) was called at iteration {iteration} ({where}), before "
-        "the run had ended. To stop training, call trainer.request_stop(reason)"
+        f"sys.exit({'' if error.code is None else error.code}) was called at iteration {iteration}, before the run had "
+        "ended. To stop training, call trainer.request_stop(reason)"
     )
     failure.__cause__ = error
-    for note in getattr(error, "__notes__", ()):
+    for note in getattr(error, "__notes__", ()):  # the name of the hook
         failure.add_note(note)
     return failure
-
-
-class RankHooks(NamedTuple):
-    """The hooks of a rank.
-
-    Attributes:
-        names: of all hooks in order, including those that join with the next step.
-        changes: number of hooks registered and removed since training began. It differs if a hook was replaced by
-            another of the same class.
-    """
-
-    names: tuple[str, ...]
-    changes: int = 0
 
 
 class Agreement:
@@ -83,8 +66,7 @@ class Agreement:
     next exchange, and sends that number with each exchange.
 
     Args:
-        first_iter: the first iteration of the run. The first exchange is at the end of that step.
-        hooks: the hooks of this rank.
+        trainer: this rank's trainer, before its first step. The first exchange is at the end of that step.
 
     Attributes:
         same_hooks: whether all ranks have the same hooks. If not, for example if rank 0 alone has a writer and a
@@ -93,89 +75,93 @@ class Agreement:
         clock: seconds since training began, on rank 0, at the last exchange. It is the same on all ranks.
     """
 
-    def __init__(self, first_iter: int, hooks: RankHooks) -> None:
-        self.next_iter = first_iter
+    def __init__(self, trainer: Any) -> None:
+        self.next_iter = trainer.start_iter
         self.clock = 0.0
         self._stop: StopRequest | None = None
         self._events: set[str] = set()
         self._began = self._last = time.monotonic()
-        self._last_iter = first_iter - 1
+        self._last_iter = trainer.start_iter - 1
         self._steps = 1
         self._group = comm.object_group()
         self._number = next(_numbers)
-        self.same_hooks = len(set(comm.all_gather(hooks.names))) == 1
-        self._hooks = hooks
+        self._ended = False  # all ranks have left the loop
+        self.same_hooks = len(set(comm.all_gather(_names(trainer)))) == 1
 
-    def needs_exchange(self, event: str, everywhere: bool) -> bool:
-        """Whether this rank must ask the others before it acts on a request.
+    def takes(self, request: str | StopRequest, everywhere: bool) -> bool:
+        """Take a request for the next exchange, if this rank must ask the others before it acts on it.
 
         Args:
-            event: "stop", "on_eval", "on_write" or "on_save".
+            request: "on_eval", "on_write", "on_save", or a request to stop.
             everywhere: whether all ranks make this request in this step.
-        """
-        if self.same_hooks:
-            return not everywhere
-        return event in ("stop", "on_eval")  # each rank writes and saves by itself
 
-    def ask(self, request: str | StopRequest) -> None:
-        """Send an event or a request to stop to the other ranks, with the next exchange."""
+        Returns:
+            Whether it was taken. Otherwise this rank acts by itself.
+        """
+        if self._ended or (everywhere if self.same_hooks else request in ("on_write", "on_save")):
+            return False
         if isinstance(request, str):
             self._events.add(request)
-        elif request.outranks(self._stop):
-            self._stop = request
+        else:
+            self._stop = request.instead_of(self._stop)
+        return True
 
-    def exchange(
-        self, iteration: int, hooks: RankHooks, settings: Mapping[str, Any] | None = None
-    ) -> tuple[set[str], StopRequest | None]:
+    def end_step(self, trainer: Any) -> None:
+        """Exchange requests with the other ranks if it is time; average metrics before they are written or saved."""
+        if trainer.iter < self.next_iter and not (trainer._requests and self.same_hooks):
+            return
+        events, stop = self.exchange(trainer.iter, _names(trainer))
+        trainer._requests |= dict.fromkeys(events, True)
+        if stop is not None:
+            trainer._stop = stop.instead_of(trainer._stop)
+        if trainer._requests and self.same_hooks:
+            share_metrics(trainer.storage, trainer.finished_iter)
+
+    def end(self, trainer: Any) -> None:
+        """After the loop: average the last metrics over ranks. A rank that failed leaves the others."""
+        together, self.same_hooks, self._ended = self.same_hooks and not trainer.failed, False, True
+        if together:
+            share_metrics(trainer.storage, trainer.finished_iter)
+            self.same_hooks = True
+
+    def exchange(self, iteration: int, hooks: tuple[str, ...]) -> tuple[set[str], StopRequest | None]:
         """Exchange requests with the other ranks, which call this at the end of the same step.
 
         Args:
             iteration: that step.
-            hooks: the hooks of this rank.
-            settings: what must be the same on all ranks, by name, such as learning rates.
+            hooks: the names of this rank's hooks.
 
         Returns:
             The events that any rank asked for, and the request to stop with the highest priority, if there is one.
 
         Raises:
-            RuntimeError: hooks were registered or removed on some ranks only, or settings differ.
+            RuntimeError: hooks were registered or removed on some ranks only.
         """
         now = time.monotonic()
         steps = self._choose_steps(iteration, now)
         # All ranks get the maximum of each number. Only rank 0 sends a clock and a number of steps. The maxima of a
         # checksum and of its negative are of equal size only if all ranks have the same checksum.
-        same = hooks if self.same_hooks else None, settings
-        checksum = float(zlib.crc32(repr(same).encode()))
+        checksum = float(zlib.crc32(repr(hooks).encode())) if self.same_hooks else 0.0
         ours = [float(event in self._events) for event in _EVENTS]
         ours += [float(self._stop is not None), checksum, -checksum]
         ours += [now - self._began, float(iteration + steps)] if comm.is_main_process() else [0.0, 0.0]
         numbers = torch.tensor(ours, dtype=torch.float64)
-        work = dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._group, async_op=True)
-        if iteration < self.next_iter and hooks != self._hooks:
-            self._wait_briefly(work, iteration)
-        else:
-            work.wait()
+        dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._group)
         *asked, stop, largest, smallest, self.clock, next_iter = numbers.tolist()
         self.next_iter = int(next_iter)
         self._events.clear()
-        self._hooks = hooks
         if largest != -smallest:
-            raise RuntimeError(_differences(comm.all_gather(same, group=self._group), iteration))
+            first, *others = [Counter(names) for names in comm.all_gather(hooks, group=self._group)]
+            found = [f"rank {i} has {[*(o - first)]}, rank 0 {[*(first - o)]}" for i, o in enumerate(others, start=1)]
+            raise RuntimeError(
+                "hooks were registered or removed on some ranks only, or in another order "
+                f"({'; '.join(found)}). Register and remove hooks on all ranks at the same step"
+            )
         events = {event for event, any_rank in zip(_EVENTS, asked, strict=True) if any_rank}
         return events, self._first_stop() if stop else None
 
-    def _wait_briefly(self, work: dist.Work, iteration: int) -> None:
-        """Wait for an exchange that a hook caused which other ranks may not have."""
-        try:
-            work.wait(timedelta(seconds=_WAIT))
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"{_ONE_RANK}: those of rank {comm.get_rank()} made a request at iteration {iteration}, and those "
-                f"of other ranks did not within {_WAIT:g} s ({error}). {_ALL_RANKS}"
-            ) from None
-
     def wait_for_stop(self, iteration: int, reason: str) -> None:
-        """Wait until all ranks have given up this step by ``StopTraining``.
+        """Wait until all ranks have given up this step by ``StopTraining``, which ends the loop.
 
         Raises:
             RuntimeError: some ranks did not, and may wait in the middle of the step. The message has their numbers.
@@ -188,6 +174,7 @@ class Agreement:
                 f"all ranks: the others cannot finish this step ({missing}). To stop from one rank, call "
                 "trainer.request_stop(reason) instead: all ranks then stop after the same step"
             ) from None  # as a cause, the barrier's timeout would count as the failure
+        self._ended = True
 
     def _first_stop(self) -> StopRequest:
         asked: list[StopRequest | None] = comm.all_gather(self._stop, group=self._group)
@@ -202,36 +189,9 @@ class Agreement:
         return self._steps
 
 
-_ONE_RANK = "hooks were registered or removed on some ranks only"
-_ALL_RANKS = "Register and remove hooks on all ranks at the same step"
-
-
-def _differences(ranks: Sequence[tuple[RankHooks | None, Mapping[str, Any] | None]], iteration: int) -> str:
-    """Return the error for hooks or settings that differ from rank 0's."""
-    (hooks, settings), found = ranks[0], []
-    for rank, (other, _) in enumerate(ranks):
-        if hooks is None or other is None or other == hooks:
-            continue
-        more = [
-            f"rank {rank} has {name}, rank 0 does not" for name in (Counter(other[0]) - Counter(hooks[0])).elements()
-        ]
-        less = [
-            f"rank 0 has {name}, rank {rank} does not" for name in (Counter(hooks[0]) - Counter(other[0])).elements()
-        ]
-        found += more + less or [f"rank {rank} made {other.changes} changes, rank 0 {hooks.changes}"]
-    if found:
-        return f"{_ONE_RANK} ({'; '.join(found)}). {_ALL_RANKS}"
-    first = settings or {}
-    found = [
-        f"{key} is {(other or {}).get(key, 'missing')} on rank {rank} and {first.get(key, 'missing')} on rank 0"
-        for rank, (_, other) in enumerate(ranks)
-        for key in {**first, **(other or {})}
-        if repr(first.get(key)) != repr((other or {}).get(key))
-    ]
-    return (
-        f"the ranks' weights drift apart: at iteration {iteration} {'; '.join(found[:3])}. Change learning rates and "
-        "other settings of the optimizer on all ranks at the same step"
-    )
+def _names(trainer: Any) -> tuple[str, ...]:
+    """Return the names of the trainer's hooks, in order, including those that join with the next step."""
+    return tuple(map(hook_name, trainer._hooks))
 
 
 # ---------------------------------------------------------------------- metrics

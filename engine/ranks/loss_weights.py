@@ -1,16 +1,41 @@
 """How much each loss of a step counts: by samples or items, over micro-batches and ranks."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from ...hooks.common.tensors import local_part, samples_in
+from ...hooks.common import local_part, samples_in
 from .. import comm
 from ..data.batch_sampler import GlobalBatchSampler
 from ..data.epoch_iterator import EpochIterator
-from ..data.stream import StreamLoader
+from ..data.loader import split_batch
+from ..data.stream import SplitLoader, StreamLoader
 
-__all__ = ["LossWeights"]
+__all__ = ["LossWeights", "forward_backward_weighted"]
+
+
+def forward_backward_weighted(trainer: Any, batch: Any) -> dict[str, torch.Tensor]:
+    """Compute losses and gradients of a batch that is split into micro-batches, or shared by several ranks.
+
+    Each micro-batch goes through the trainer's ``forward_backward``, and gradients add up.
+    """
+    ranks, parts = trainer._averaging_ranks, [(batch, 1.0)]  # each with its share of the samples
+    if trainer.accumulation_steps > 1:
+        # FSDP2 gathers parameters in each pass, so all ranks need the same number of passes.
+        parts = list(split_batch(batch, trainer.accumulation_steps, exact=ranks > 1))
+    weights = LossWeights(trainer._batches, batch, ranks)
+    total: dict[str, torch.Tensor] = {}
+    for index, (micro_batch, share) in enumerate(parts):
+        # Ranks exchange gradients once per step, in the last backward pass.
+        with trainer.strategy.no_sync(trainer.model) if index < len(parts) - 1 else nullcontext():
+            losses = trainer.forward_backward(micro_batch, weights, share)
+        for name, loss in losses.items():
+            total[name] = total[name] + loss.detach() if name in total else loss.detach()
+    total, num_items = weights.finish(total, trainer.optimizer.param_groups, several=len(parts) > 1)
+    if num_items is not None:
+        trainer.storage.put_scalar("num_items", num_items, smoothing_hint=False)
+    return total
 
 
 class LossWeights:
@@ -96,7 +121,7 @@ class LossWeights:
         sampler = getattr(loader, "batch_sampler", None)
         if isinstance(sampler, GlobalBatchSampler):
             return sampler.share(self._batches.samples_before)
-        if isinstance(loader, StreamLoader):
+        if isinstance(loader, StreamLoader | SplitLoader):
             samples = samples_in(self._batch)
             return 1.0 if samples is None else samples / self._per_rank(self._sum(samples))
         return 1.0

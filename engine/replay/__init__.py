@@ -2,6 +2,6 @@
 
 from .diverge import diverge
 from .repeat import replay
-from .samples import iterations_of, samples_at
+from .samples import samples_at
 
-__all__ = ["diverge", "iterations_of", "replay", "samples_at"]
+__all__ = ["diverge", "replay", "samples_at"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...config import CfgNode, ConfigError
-from ...config.compare import differences, resolved
+from ...config.defaults import differences, resolved
 from ...runs.reading import Curve
 from ..options import named_trainer
 from .repeat import compare_curves, curves_of, environment_of, find_checkpoint, replay_step

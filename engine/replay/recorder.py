@@ -1,21 +1,18 @@
 """``StepRecorder``: the hook that measures one step."""
 
-import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from ...hooks.base import HookBase
-from ...hooks.common.models import unwrap_model
-from ...hooks.common.tensors import local_part
+from ...hooks.common import local_part, unwrap_model
 from ...hooks.control.interruption import EXIT_AGAIN
 
 __all__ = ["StepRecorder"]
-
-_MAX_IMAGES = 64
 
 
 class StepRecorder(HookBase):
@@ -25,26 +22,19 @@ class StepRecorder(HookBase):
 
     Args:
         iteration: the step.
-        debug: start Python's debugger before the step.
-        profile: a file for a Chrome trace of the step; empty: none.
-        save: a file for model, optimizer and batch before the step; empty: none.
 
     Attributes:
         report: what was recorded, as plain data.
-        images: the batch's images, (N, 1 or 3, H, W), if it has some.
     """
 
     uses_outputs = True
 
-    def __init__(self, iteration: int, debug: bool = False, profile: str = "", save: str = "") -> None:
+    def __init__(self, iteration: int) -> None:
         self._iteration = iteration
-        self._debug, self._profile, self._save = debug, profile, save
         self._handles: list[Any] = []
         self._modules: dict[str, dict[str, Any]] = {}
         self._before: list[torch.Tensor] = []
-        self._profiler: Any = None
         self.report: dict[str, Any] = {"iteration": iteration, "samples": [], "losses": {}, "modules": []}
-        self.images: torch.Tensor | None = None
 
     # ------------------------------------------------------------------ the step
 
@@ -53,37 +43,19 @@ class StepRecorder(HookBase):
             return
         for name, module in unwrap_model(self.trainer.model).named_modules():
             self._handles.append(module.register_forward_hook(self._watch(name or "(model)")))
-        if self._debug:
-            breakpoint()
-        if self._profile:
-            self._profiler = torch.profiler.profile(with_stack=False)
-            self._profiler.__enter__()
 
     def after_fetch(self, batch: Any) -> None:
-        trainer = self.trainer
-        if trainer.iter != self._iteration:
+        if self.trainer.iter != self._iteration:
             return
         self._note_samples(batch)
         if tensors := [one for one in _tensors(batch) if one.numel()]:
             self.report["batch"] = statistics(tensors)
-        self.images = next((one for one in _tensors(batch) if _is_images(one)), None)
-        if self.images is not None:
-            self.images = self.images[:_MAX_IMAGES].detach().float().cpu()
-        if self._save:
-            content = {
-                "model": unwrap_model(trainer.model).state_dict(),
-                "optimizer": trainer.optimizer.state_dict(),
-                "batch": batch,
-                "iteration": self._iteration,
-            }
-            torch.save(content, self._save)
 
     def after_forward(self, batch: Any, outputs: Any) -> None:
         if self.trainer.iter != self._iteration:
             return
         for name, loss in outputs.items():
             self.report["losses"].setdefault(name, []).append(float(loss.detach()))
-        self.report.setdefault("losses_per_sample", []).extend(self._losses_per_sample(batch))
 
     def before_optimizer_step(self) -> None:
         if self.trainer.iter == self._iteration:
@@ -98,7 +70,8 @@ class StepRecorder(HookBase):
             weight = float(before.float().norm())
             update = float((local_part(parameter.detach()).float() - before.float()).norm())
             name = names.get(id(parameter), "(not in the model)")
-            updates.append({"parameter": name, "weight": weight, "update": update, "ratio": _ratio(update, weight)})
+            ratio = update / weight if weight else (math.inf if update else 0.0)
+            updates.append({"parameter": name, "weight": weight, "update": update, "ratio": ratio})
         self.report["updates"] = sorted(updates, key=lambda row: -row["ratio"])
 
     def after_step(self) -> None:
@@ -118,10 +91,6 @@ class StepRecorder(HookBase):
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if self._profiler is not None:
-            self._profiler.__exit__(None, None, None)
-            self._profiler.export_chrome_trace(self._profile)
-            self._profiler = None
         self.report["modules"] = list(self._modules.values())
         self.report["first_nonfinite"] = self._first_nonfinite()
 
@@ -158,24 +127,8 @@ class StepRecorder(HookBase):
             if tensor.is_floating_point() and tensor.dim() and len(tensor) == len(indices):
                 for sample, values in zip(self.report["samples"], tensor, strict=True):
                     sample["sum"] = sample.get("sum", 0.0) + float(values.double().sum())
-                bad = (~tensor.isfinite()).flatten(1).sum(1) if tensor.dim() > 1 else (~tensor.isfinite()).long()
-                for number in bad.nonzero().flatten().tolist():
-                    self.report["samples"][number]["nonfinite"] = int(bad[number])
-
-    def _losses_per_sample(self, batch: Any) -> list[float]:
-        """Return the loss of each sample where the loss is a torch loss of outputs and targets."""
-        adapter: Any = getattr(self.trainer, "adapter", None)
-        loss = getattr(adapter, "loss", None)
-        if not isinstance(loss, nn.Module) or getattr(loss, "reduction", "") not in ("mean", "sum"):
-            return []
-        alone: Any = copy.copy(loss)
-        alone.reduction = "none"
-        try:
-            with torch.no_grad():
-                values = alone(self.trainer.outputs, adapter.targets(batch))
-        except (AttributeError, RuntimeError, TypeError, ValueError):
-            return []
-        return values.float().flatten(1).mean(1).tolist() if values.dim() > 1 else values.float().tolist()
+                    if bad := int((~values.isfinite()).sum()):
+                        sample["nonfinite"] = bad
 
     def _first_nonfinite(self) -> dict[str, str] | None:
         """Return the first module, in the order of the forward pass, with a NaN or an infinity in its output; or, if
@@ -189,23 +142,8 @@ class StepRecorder(HookBase):
         return None
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from _tensors(one)
-    elif isinstance(value, tuple | list):
-        for one in value:
-            yield from _tensors(one)
-
-
-def _is_images(tensor: torch.Tensor) -> bool:
-    return tensor.dim() == 4 and tensor.shape[1] in (1, 3) and min(tensor.shape[2:]) >= 4
-
-
-def _ratio(update: float, weight: float) -> float:
-    return update / weight if weight else (math.inf if update else 0.0)
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
 
 
 def statistics(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:

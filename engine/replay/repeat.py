@@ -1,7 +1,9 @@
 """``replay``: run a step of a run again."""
 
 import argparse
+import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -11,38 +13,30 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from torch.utils._pytree import tree_map_only
 
 from ... import hooks as all_hooks
-from ...config import CfgNode, ConfigError, locate
-from ...config.components import errors_at
-from ...config.values import MISSING, spell
+from ...config import CfgNode, ConfigError
+from ...config.files.atomic import replace_text
 from ...hooks.base import HookBase
 from ...runs.reading import Curve, claim_files, is_measured, read_run
 from .. import comm
 from ..checkpoint import Checkpointer
-from ..checkpoint.candidates import check_resumable, config_in, iteration_of, newest_first
-from ..data.epoch_iterator import reason_without_indices
+from ..checkpoint.candidates import first_resumable, iteration_of, newest_first
 from ..defaults import DefaultTrainer
 from ..launch import launch
-from ..resume.changes import changes_since
 from ..setup.report import describe_environment
 from ..setup.start import default_setup
 from .recorder import StepRecorder
-from .report import report_text, write_report
 from .samples import ranks_of, run_config
 
 __all__ = ["compare_curves", "curves_of", "environment_of", "find_checkpoint", "replay", "replay_in_ranks"]
-__all__ += ["replay_step"]
+__all__ += ["replay_step", "report_text"]
 
 logger = logging.getLogger(__name__)
 
-_FILES = ("report.json", "samples.png", "trace.json", "step.pth")
-# Hooks that only save. The replay saves nothing.
-_SAVERS = (
-    all_hooks.PeriodicCheckpointer,  # and the rolling one
-    all_hooks.BestCheckpointer,
-    all_hooks.ExceptionCheckpointer,
-)
+_REPORT = "report.json"
+_SHOWN = 12  # rows of a table on the console
 
 
 def replay(
@@ -53,15 +47,12 @@ def replay(
     cfg: CfgNode | None = None,
     overrides: Sequence[Any] = (),
     extra_hooks: Iterable[HookBase] = (),
-    debug: bool = False,
-    profile: bool = False,
-    save: bool = False,
 ) -> dict[str, Any]:
     """Run a step of a run again, from its newest whole checkpoint before the step, and report what happens in it.
 
     The run may have finished, failed or still be running. Its files are not changed; the report is written to
-    ``RUN/replay_<iteration>/``: ``report.json``, and the images of the batch as ``samples.png``. On the way each metric
-    is compared with ``metrics.json``. All ranks call this function.
+    ``RUN/replay_<iteration>/report.json``. On the way each metric is compared with ``metrics.json``. All ranks
+    call this function.
 
     Args:
         run: the folder of the run.
@@ -71,9 +62,6 @@ def replay(
             ``get_cfg()``.
         overrides: keys and values in turns, to see what the step does with another config.
         extra_hooks: take part in the replay.
-        debug: start Python's debugger before the step.
-        profile: write a Chrome trace of the step, ``trace.json``.
-        save: write weights, optimizer and batch before the update, ``step.pth``. ``torch.load`` reads it.
 
     Returns:
         The report: plain data, with the keys of ``report.json``.
@@ -81,28 +69,19 @@ def replay(
     Raises:
         ConfigError: there is no such run; or the step is before its first or after its last one.
     """
-    main, folder = comm.is_main_process(), os.path.join(run, f"replay_{iteration}")
+    folder = os.path.join(run, f"replay_{iteration}")
     run_config(run, cfg)  # raises an error if there is no such run
-    if os.path.exists(folder) and not (os.path.isdir(folder) and set(os.listdir(folder)) <= {*_FILES}):
+    if os.path.exists(folder) and not (os.path.isdir(folder) and set(os.listdir(folder)) <= {_REPORT}):
         raise ConfigError(f"{folder}: has files that no replay has written; move them away, the report goes there")
     curves = comm.on_main_process(lambda: curves_of(run))
     start = comm.on_main_process(lambda: find_checkpoint(run, iteration))
-    with tempfile.TemporaryDirectory() as files:
-        recorder = StepRecorder(
-            iteration,
-            debug,
-            os.path.join(files, "trace.json") if profile and main else "",
-            os.path.join(files, "step.pth") if save and main else "",
-        )
-        hooks = [*extra_hooks, recorder]
-        report, own = replay_step(run, iteration, start, trainer=trainer, cfg=cfg, overrides=overrides, hooks=hooks)
-        if main:
-            report["compared"] = compare_curves(curves, own, report["first_iteration"], iteration)
-            claim_files(run, [f"replay_{iteration}/{name}" for name in _FILES])
-            os.makedirs(folder, exist_ok=True)
-            for name in os.listdir(files):
-                shutil.move(os.path.join(files, name), os.path.join(folder, name))
-            write_report(report, recorder.images, folder)
+    hooks = [*extra_hooks, StepRecorder(iteration)]
+    report, own = replay_step(run, iteration, start, trainer=trainer, cfg=cfg, overrides=overrides, hooks=hooks)
+    if comm.is_main_process():
+        report["compared"] = compare_curves(curves, own, report["first_iteration"], iteration)
+        claim_files(run, [f"replay_{iteration}/{_REPORT}"])
+        os.makedirs(folder, exist_ok=True)
+        write_report(report, os.path.join(folder, _REPORT))
     return report
 
 
@@ -126,8 +105,6 @@ def replay_step(
     Returns:
         The report of :func:`replay` without ``compared``; and rank 0's metrics of the replay.
     """
-    if iteration < 0:
-        raise ConfigError(f"iteration {iteration}: the first step of a run is iteration 0")
     replayed = _replay_config(run, cfg, overrides)
     for key in ("COMPILE_STEP", "CUDA_GRAPH"):  # the parts of such a step cannot be seen
         if replayed.SOLVER[key]:
@@ -135,16 +112,16 @@ def replay_step(
     *others, recorder = hooks or [StepRecorder(iteration)]
     assert isinstance(recorder, StepRecorder)
     curves: Mapping[str, Curve] = {}
-    with _scratch_folder(run, checkpoint) as folder, _quiet():
+    with _scratch_folder(checkpoint) as folder, _quiet():
         replayed.OUTPUT_DIR = folder
         default_setup(replayed, argparse.Namespace(resume=bool(checkpoint)))
         one = trainer(replayed)
         one.resume_or_load(resume=bool(checkpoint))
         if one.start_iter > iteration or iteration >= one.max_iter:
             raise ConfigError(f"iteration {iteration}: the run has the iterations 0 to {one.max_iter - 1}")
-        for saver in _SAVERS:
+        for saver in (all_hooks.PeriodicCheckpointer, all_hooks.BestCheckpointer, all_hooks.ExceptionCheckpointer):
             one.remove_hook(saver)
-        recorder.uses_indices = not reason_without_indices(one.data_loader)
+        recorder.uses_indices = one._data_loader_iter.has_indices
         one.register_hooks([*others, recorder])
         report, end = recorder.report, None
         try:
@@ -164,12 +141,6 @@ def replay_step(
             now = f"{describe_environment()}, ranks: {comm.get_world_size()}"
             report["environment"] = {"then": then, "now": now}
             report["overrides"] = [str(value) for value in overrides]
-            saved = config_in(checkpoint) if checkpoint else ""  # a resume may have had another config
-            report["config_changes"] = {
-                key: ["(not set)" if value is MISSING else spell(value) for value in pair]
-                for key, pair in (changes_since(saved, one.cfg) if saved else {}).items()
-                if key not in overrides[::2] and not key.startswith("LOG.")
-            }
     return report, curves
 
 
@@ -177,23 +148,20 @@ def _replay_config(run: str, cfg: CfgNode | None, overrides: Sequence[Any]) -> C
     """Return the config of a run with ``overrides``, and without trackers, which would get the metrics twice."""
     cfg = run_config(run, cfg)
     cfg.LOG.WRITERS = ("JSONWriter",)
-    cfg.LOG.PROGRESS_BAR = cfg.LOG.CURVES = False
+    cfg.LOG.PROGRESS_BAR = False
     cfg.merge_from_list(list(overrides))
     return cfg
 
 
 @contextmanager
-def _scratch_folder(run: str, checkpoint: str) -> Iterator[str]:
-    """Yield a folder for all ranks that resumes the run from a checkpoint; remove it at the end of the block."""
+def _scratch_folder(checkpoint: str) -> Iterator[str]:
+    """Yield a folder for all ranks that resumes from a checkpoint; remove it at the end of the block."""
 
     def prepare() -> None:
         name = os.path.basename(checkpoint)
         os.symlink(os.path.abspath(checkpoint), os.path.join(folder, name))
         with open(os.path.join(folder, "last_checkpoint"), "w", encoding="utf-8") as file:
             file.write(name)
-        for file_name in ("config.yaml", "metrics.json"):
-            if os.path.exists(os.path.join(run, file_name)):
-                shutil.copy(os.path.join(run, file_name), folder)
 
     folder = comm.broadcast_object(tempfile.mkdtemp(prefix="hookline-replay-") if comm.is_main_process() else "")
     try:
@@ -222,16 +190,8 @@ def _quiet() -> Iterator[None]:
 def find_checkpoint(run: str, iteration: int) -> str:
     """Return the path of a run's newest whole checkpoint before a step; empty if there is none."""
     reader = Checkpointer(model=None, save_dir=run)  # type: ignore[arg-type]
-    for path in newest_first(reader.get_all_checkpoint_files()):
-        if not 0 <= iteration_of(path) < iteration:
-            continue
-        try:
-            check_resumable(path, {"trainer"})
-        except ConfigError as error:
-            logger.warning("%s; trying the checkpoint before it", error)
-            continue
-        return path
-    return ""
+    paths = newest_first(reader.get_all_checkpoint_files())
+    return first_resumable((path for path in paths if 0 <= iteration_of(path) < iteration), {"trainer"})
 
 
 # ---------------------------------------------------------------------- compared with the run
@@ -278,19 +238,68 @@ def environment_of(run: str) -> str:
     return found[-1].strip() if found else ""
 
 
+# ---------------------------------------------------------------------- the report
+
+
+def write_report(report: Mapping[str, Any], path: str) -> None:
+    """Write a report as JSON, with null for NaN and infinity."""
+    finite = tree_map_only(float, lambda one: one if math.isfinite(one) else None, report)
+    replace_text(path, json.dumps(finite, indent=1, allow_nan=False) + "\n")
+
+
+def report_text(report: Mapping[str, Any]) -> str:
+    """Return the report as text for the console."""
+    origin = f"checkpoint {report['checkpoint']}" if report["checkpoint"] else "the beginning"
+    run = min(report["run"], os.path.relpath(report["run"]), key=len)
+    lines = [f"Replayed iteration {report['iteration']} of {run}, from {origin}."]
+    lines.append(_verdict(report))
+    if "error" in report:
+        error = [line for line in report["error"].splitlines() if line]
+        lines.append(f"The step fails as in the run: {error[0]}")
+        lines += [f"  {line}" for line in (*error[1:][-2:], *report["notes"])]  # in between is a worker's traceback
+    for name, values in report["losses"].items():
+        lines.append(f"{name}: {', '.join(f'{value:.9g}' for value in values)}")
+    samples = report["samples"]
+    if samples:
+        lines.append(f"Samples of this rank ({len(samples)}):")
+        for sample in sorted(samples, key=lambda sample: -sample.get("nonfinite", 0))[:_SHOWN]:
+            described = f"  {sample['is']}" if "is" in sample else ""
+            if "nonfinite" in sample:
+                described += f"  {sample['nonfinite']} values of its input are NaN or infinite"
+            lines.append(f"  {sample['index']}{described}")
+    elif "samples_unknown" in report:
+        lines.append(f"Samples: not known ({report['samples_unknown']})")
+    if report["first_nonfinite"]:
+        where = report["first_nonfinite"]
+        lines.append(f"First NaN or infinity: the {where['what']} of {where['module']} ({where['type']})")
+    updates = report.get("updates", [])
+    if updates:
+        lines.append("Largest updates, relative to their weights:")
+        lines += [f"  {row['ratio']:.3g}  {row['parameter']}" for row in updates[:_SHOWN]]
+    return "\n".join(lines)
+
+
+def _verdict(report: Mapping[str, Any]) -> str:
+    values, difference = report["compared"]["values"], report["compared"]["first_difference"]
+    if difference is None:
+        equal = f"All {values} values on the way equal metrics.json to the bit."
+        return equal if values else "metrics.json has no rows on the way to compare with."
+    there, config = report["environment"], " ".join(report["overrides"]) or "as config.yaml is now (--set changes it)"
+    return (
+        f"The replay differs from the run: at iteration {difference['iteration']} {difference['metric']} is "
+        f"{difference['replay']!r}, and metrics.json has {difference['run']!r}.\n"
+        f"  config: {config}\n  the run: {there['then']}\n  now: {there['now']}"
+    )
+
+
 # ---------------------------------------------------------------------- the command
 
 
-def replay_in_ranks(
-    run: str, iteration: int, trainer: type[DefaultTrainer], ranks: int = 0, hooks: Sequence[str] = (), **options: Any
-) -> None:
+def replay_in_ranks(run: str, iteration: int, trainer: type[DefaultTrainer], **options: Any) -> None:
     """Replay a step in as many processes as the run had, and print the report.
 
     Args:
-        run, iteration, trainer: see :func:`replay`.
-        ranks: another number of processes; 0: as the run had.
-        hooks: names of hooks that take part, such as "my_hooks:Hook".
-        **options: other arguments of :func:`replay`.
+        run, iteration, trainer, **options: see :func:`replay`.
 
     Raises:
         ConfigError: as for :func:`replay`, or an option is wrong.
@@ -299,25 +308,12 @@ def replay_in_ranks(
     if len(overrides) % 2:
         raise ConfigError(f"--set takes pairs of KEY VALUE; {overrides[-1]!r} has no value")
     device = _replay_config(run, options.get("cfg"), overrides).MODEL.DEVICE
-    had = ranks_of(run, find_checkpoint(run, iteration))
-    if ranks < 0 or (options.get("debug") and (ranks or had) > 1):
-        raise ConfigError("--ranks: must be positive, and 1 with --pdb")
-    if ranks not in (0, had):
-        logger.warning("The run had %d ranks, and the replay has %d: it is equal up to rounding", had, ranks)
-    launch(_replay_rank, ranks or had, args=(run, iteration, trainer, hooks, options), device=device)
+    ranks = ranks_of(run, find_checkpoint(run, iteration))
+    launch(_replay_rank, ranks, args=(run, iteration, trainer, options), device=device)
 
 
-def _replay_rank(
-    run: str, iteration: int, trainer: type[DefaultTrainer], names: Sequence[str], options: Mapping[str, Any]
-) -> None:
-    hooks: list[HookBase] = []
-    for name in names:
-        with errors_at("--hook"):
-            hook: Any = locate(name)
-            if not (isinstance(hook, type) and issubclass(hook, HookBase)):
-                raise ConfigError(f"{name} is no subclass of HookBase")
-            hooks.append(hook())
-    report = replay(run, iteration, trainer=trainer, extra_hooks=hooks, **options)
+def _replay_rank(run: str, iteration: int, trainer: type[DefaultTrainer], options: Mapping[str, Any]) -> None:
+    report = replay(run, iteration, trainer=trainer, **options)
     if comm.is_main_process():
         print(report_text(report))
-        print(f"Wrote {report['run']}/replay_{iteration}/report.json")
+        print(f"Wrote {report['run']}/replay_{iteration}/{_REPORT}")

@@ -18,31 +18,39 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from ... import hooks
 from ...config import CfgNode, ConfigError
 from ...config.errors import printable
-from ...hooks.common.models import optimizers_of
-from ...hooks.common.tensors import has_shards
-from ...hooks.event_storage import EventStorage
+from ...hooks.common import has_shards, optimizers_of
 from .. import comm
 from ..checkpoint import unwrap_model
 from ..checkpoint.weights import read_checkpoint
+from ..setup.start import set_seed
 from ..solver import LRMultiplier
 from ..solver.several import schedulers_of
 from ..train_loop import TrainResult
-from .lengths import check_length, rebuild_schedule, set_rates
+from .lengths import (
+    apply_lengths,
+    apply_max_iter,
+    check_kept_schedules,
+    epoch_offset,
+    resolve_lengths,
+    set_config,
+)
 
 __all__ = [
+    "LeftByTrain",
     "apply_changes",
     "changes_since",
     "check_changes",
     "check_changes_by_hand",
-    "check_has_last_weights",
+    "continue_training",
     "continue_without_state",
+    "evaluate_best",
     "hyperparameters",
     "kinds",
     "load_optimizer",
     "previous_end",
     "previous_result",
-    "rates_of",
     "run_record",
+    "use_saved_seed",
 ]
 
 logger = logging.getLogger(__name__)
@@ -53,8 +61,6 @@ _IMPLEMENTATION = ("fused", "foreach", "capturable", "differentiable")
 _IGNORED = ("OUTPUT_DIR", "MODEL.WEIGHTS", "MODEL.WEIGHTS_FROM", "MODEL.WEIGHTS_STRICT", "VERSION")
 # Keys that are read when the trainer is built.
 _BUILT = ("SOLVER.", "MODEL.", "DATASETS.TRAIN", "DATALOADER.", "SEED")
-# Keys that may change a schedule.
-_SCHEDULE = ("SOLVER.BASE_LR", "SOLVER.MAX_ITER", "SOLVER.LR_SCHEDULER_ARGS", "SOLVER.OPTIMIZERS")
 
 # ---------------------------------------------------------------------------- another config
 
@@ -108,8 +114,7 @@ def changes_since(saved: str, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
     Returns:
         (old value, new value) by full key, without keys that do not affect training, such as OUTPUT_DIR.
     """
-    before = cfg.clone()
-    before.defrost()
+    before = cfg.thawed()
     before.set_new_allowed(True)
     before.merge_from_other_cfg(CfgNode.load_cfg(saved))
     return {key: pair for key, pair in cfg.diff(before).items() if key not in _IGNORED}
@@ -125,27 +130,31 @@ def check_changes(trainer: Any, run: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: it does not fit. The message has the remedy.
     """
-    path, report = (getattr(trainer.checkpointer, name, None) for name in ("loaded_from", "load_report"))
+    path, report = trainer.checkpointer.loaded_from, trainer.checkpointer.load_report
     saved, present = run.get("kinds", {}), kinds(trainer.optimizer, trainer.scheduler, unwrap_model(trainer.model))
-    instead = f"To start a new run from its weights, leave out --resume and set MODEL.WEIGHTS to {path}"
-    if report and report.differences():  # fvcore's Checkpointer has no report
-        raise ConfigError(
-            f"MODEL: the weights in {path} do not fit {trainer.cfg.MODEL.NAME} with these MODEL.ARGS; to resume, "
-            f"change them back. {instead}.\n" + "\n".join(report.differences())
-        )
-    for kind, key in (("optimizer", "SOLVER.OPTIMIZER.NAME"), ("scheduler", "SOLVER.LR_SCHEDULER_NAME")):
-        if saved.get(kind, present[kind]) != present[kind]:
-            raise ConfigError(
-                f"{key}: {path} holds the state of {saved[kind]}, which {present[kind]} cannot load; to resume, change "
-                f"it back{f' to {saved[kind]}' if kind == 'optimizer' else ''}. {instead}"
-            )
     before, now = saved.get("groups", present["groups"]), present["groups"]
-    if before != now and sorted(chain(*before)) == sorted(chain(*now)):  # torch assigns states by position
-        raise ConfigError(
-            f"SOLVER.PARAM_GROUPS: {path} holds the optimizer's state of parameters in other groups; to resume, change "
-            "back what groups them (PARAM_GROUPS, LAYER_DECAY, OPTIMIZERS, a factor or decay of biases and norms, or "
-            f"build_optimizer). {instead}"
+    differences = report.differences()
+    tokens = CfgNode.load_cfg(run["config"]).get("DATALOADER", {}).get("MAX_TOKENS", 0) if "config" in run else 0
+    if tokens != trainer.cfg.DATALOADER.MAX_TOKENS:
+        problem = f"DATALOADER.MAX_TOKENS: {path} counts its position in batches of {tokens} tokens"
+    elif differences:
+        problem = f"MODEL: the weights in {path} do not fit MODEL.NAME and MODEL.ARGS"
+    elif saved.get("optimizer", present["optimizer"]) != present["optimizer"]:
+        problem = f"SOLVER.OPTIMIZER.NAME: {path} holds the state of {saved['optimizer']}"
+    elif saved.get("scheduler", present["scheduler"]) != present["scheduler"]:
+        problem = f"SOLVER.LR_SCHEDULER_NAME: {path} holds the state of {saved['scheduler']}"
+    elif before != now and sorted(chain(*before)) == sorted(chain(*now)):  # torch assigns states by position
+        problem = (
+            f"SOLVER.PARAM_GROUPS: {path} holds the optimizer's state of parameters in other groups (PARAM_GROUPS, "
+            "OPTIMIZERS, a factor or decay of biases and norms, or build_optimizer)"
         )
+    else:
+        return
+    message = (
+        f"{problem}; to resume, change it back. To start a new run from its weights, leave out --resume and set "
+        f"MODEL.WEIGHTS to {path}"
+    )
+    raise ConfigError("\n".join([message, *differences]))
 
 
 def apply_changes(trainer: Any, saved: Mapping[str, Any]) -> None:
@@ -157,6 +166,7 @@ def apply_changes(trainer: Any, saved: Mapping[str, Any]) -> None:
         trainer: a DefaultTrainer that has the checkpoint's state.
         saved: the "run" entry of the checkpoint.
     """
+    _count_epochs(trainer, saved)
     changes = changes_since(saved["config"], trainer.cfg)
     for key, (before, now) in changes.items():
         logger.warning("Resuming with %s = %r instead of %r", printable(key), now, before)
@@ -172,14 +182,29 @@ def apply_changes(trainer: Any, saved: Mapping[str, Any]) -> None:
     for one in schedulers_of(trainer.scheduler):
         if isinstance(one, LRMultiplier):
             one.base_lrs = [group["initial_lr"] for group in one.optimizer.param_groups]
-            set_rates(one)
-    if any(key.startswith(_SCHEDULE) for key in changes):
-        former = schedulers_of(trainer.scheduler)
-        rebuild_schedule(trainer, trainer.cfg)
-        check_length(trainer, changes.get("SOLVER.MAX_ITER", (trainer.max_iter,))[0])
-        for one in schedulers_of(trainer.scheduler):
-            if any(one is kept for kept in former):
-                logger.warning("%s keeps the checkpoint's schedule", type(one).__name__)
+            one.step(one.last_epoch)
+    check_kept_schedules(trainer, CfgNode.load_cfg(saved["config"]).SOLVER, trainer.cfg.SOLVER)
+
+
+def _count_epochs(trainer: Any, saved: Mapping[str, Any]) -> None:
+    """Compute lengths in epochs anew if the checkpoint's epochs had another length."""
+    position = trainer.epoch, trainer._batches.position, trainer.iters_per_epoch
+    trainer._epoch_offset = epoch_offset(saved.get("epochs", {}), trainer.start_iter, *position)
+    if trainer._epoch_offset:
+        cfg = resolve_lengths(trainer.given, trainer.iters_per_epoch, trainer._epoch_offset)
+        trainer.max_iter = cfg.SOLVER.MAX_ITER
+        apply_lengths(trainer, cfg)
+
+
+def use_saved_seed(trainer: Any) -> None:
+    """Use the saved run's seed if one was drawn before the trainer knew that it resumes."""
+    seed = trainer._start.take_saved_seed() if trainer._start is not None else -1
+    if seed >= 0:
+        cfg, trainer.given = trainer.cfg.clone(), trainer.given.clone()
+        set_seed(cfg, seed)
+        set_seed(trainer.given, seed)
+        set_config(trainer, cfg)
+        trainer.reset_data_loader(lambda: trainer.build_train_loader(trainer.cfg))
 
 
 def continue_without_state(content: Mapping[str, Any]) -> int:
@@ -220,32 +245,60 @@ def previous_result(trainer: Any, end: Mapping[str, Any]) -> TrainResult:
     )
     if trainer._result is not None:
         return trainer._result
-    storage = EventStorage(end["iteration"])
-    if trainer._storage_state is not None:
-        storage.load_state_dict(trainer._storage_state)
-    metrics = {name: value for name, (value, _) in storage.latest().items()}
+    latest = trainer.storage.latest() if "storage" in vars(trainer) else {}
+    metrics = {name: value for name, (value, _) in latest.items()}
     result = TrainResult(end["reason"], end["iteration"], metrics)
     for hook in trainer.find_hooks(hooks.BestCheckpointer):
         hook.load_best()
-    trainer._evaluate_best(result)
+    evaluate_best(trainer, result)
     return result
+
+
+def evaluate_best(trainer: Any, result: TrainResult) -> None:
+    """Evaluate the best weights, if they were loaded: the last evaluation was of other weights."""
+    for hook in trainer.find_hooks(hooks.BestCheckpointer):
+        if hook.loaded_iter not in (None, result.iteration):
+            logger.info("Evaluating the best weights, of iteration %d", hook.loaded_iter)
+            trainer._test()
 
 
 # ---------------------------------------------------------------------------- a second train()
 
 
-def rates_of(optimizer: Any) -> list[float]:
-    """Return the present learning rate of each parameter group."""
-    return [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
+class LeftByTrain:
+    """What a constructor, a resume or a ``train()`` has left, which a second ``train()`` continues with.
+
+    Args:
+        trainer: a DefaultTrainer. Its learning rates are compared with those at the next ``train()``.
+        rng: after a ``train()``, the states of the random generators. Then the configs are compared, too.
+    """
+
+    def __init__(self, trainer: Any, rng: dict[str, Any] | None = None) -> None:
+        self.rates = [float(group.get("lr", 0.0)) for group in trainer.optimizer.param_groups]
+        self.rng = rng
+        self.texts: list[str] = []
+        self.note_configs(trainer)
+
+    def note_configs(self, trainer: Any) -> None:
+        """Keep the present configs for the comparison."""
+        self.texts = _texts(trainer) if self.rng is not None else []
+
+
+def _texts(trainer: Any) -> list[str]:
+    """Return the trainer's config and the one it was made with, as YAML."""
+    return [cfg.dump() for cfg in (trainer.cfg, trainer._watched()) if cfg is not None] if trainer._record else []
 
 
 def check_changes_by_hand(trainer: Any) -> None:
-    """Use learning rates that were set by hand since the last ``train()``, or the constructor.
+    """Check that neither a config nor a learning rate was set by hand since the last ``train()``, or the constructor.
 
     Raises:
-        ConfigError: a rate cannot be used, since the schedule sets it in each step, or a config was changed.
+        ConfigError: one was. It would have no effect.
     """
-    for before, now in zip(trainer._texts_after_train, trainer._texts(), strict=False):
+    left: LeftByTrain | None = trainer._left
+    if left is None:  # a subclass that does not call __init__
+        return
+    for before, now in zip(left.texts, _texts(trainer), strict=False):
         changes = CfgNode.load_cfg(now).diff(CfgNode.load_cfg(before)) if now != before else {}
         keys = ", ".join(key for key in changes if key.startswith(_BUILT))
         if keys:
@@ -254,35 +307,34 @@ def check_changes_by_hand(trainer: Any) -> None:
                 "Change it back; to train on with it, make a new trainer and resume. For the length, set "
                 "trainer.max_iter"
             )
-    if not trainer._rates:  # a subclass that does not call __init__
-        return
-    rates = {id(group): lr for group, lr in zip(trainer.optimizer.param_groups, trainer._rates, strict=False)}
-    for one in schedulers_of(trainer.scheduler):
-        groups = getattr(one, "optimizer", trainer.optimizer).param_groups
-        for index, group in enumerate(groups if not isinstance(one, ReduceLROnPlateau) else ()):
-            before, now = rates.get(id(group)), float(group["lr"])
-            if before in (None, now):
-                continue
-            if not isinstance(one, LRMultiplier) or before != float(group["initial_lr"]):
-                raise ConfigError(
-                    f"optimizer.param_groups: the learning rate was set to {now:g}, but the schedule sets it in each "
-                    f"step (now {before:g}). Set it back; for another rate, make a new trainer with that "
-                    "SOLVER.BASE_LR (Trainer: lr), and resume"
-                )
-            one.base_lrs[index] = group["initial_lr"] = now
-            logger.info(
-                "The learning rate was set to %g instead of %g: it is the schedule's base rate now", now, before
+    schedules = [one for one in schedulers_of(trainer.scheduler) if not isinstance(one, ReduceLROnPlateau)]
+    scheduled = {id(group) for one in schedules for group in getattr(one, "optimizer", trainer.optimizer).param_groups}
+    for group, rate in zip(trainer.optimizer.param_groups, left.rates, strict=False):
+        if id(group) in scheduled and float(group["lr"]) != rate:
+            raise ConfigError(
+                f"optimizer.param_groups: the learning rate was set to {group['lr']:g}, but the schedule sets it in "
+                f"each step (now {rate:g}). Set it back; for another rate, make a new trainer with that SOLVER.BASE_LR "
+                "(Trainer: lr), and resume"
             )
 
 
-def check_has_last_weights(trainer: Any) -> None:
-    """Raise a ConfigError if the model has the best weights in place of the last ones."""
+def continue_training(trainer: Any) -> None:
+    """Have a ``train()`` after another one continue from its end, and use a new ``max_iter``.
+
+    Raises:
+        ConfigError: the model has the best weights in place of the last ones.
+    """
     for hook in trainer.find_hooks(hooks.BestCheckpointer):
         if hook.loaded_iter is not None:
             raise ConfigError(
                 f"CHECKPOINT.LOAD_BEST_AT_END: the model has the weights of iteration {hook.loaded_iter}, and "
                 "training cannot continue with them. Make a new trainer, and call resume_or_load(resume=True)"
             )
+    if trainer._left is not None and trainer._left.rng is not None:
+        trainer.start_iter = trainer.finished_iter + 1
+        trainer._pending_rng = trainer._left.rng
+    if trainer._record and trainer.max_iter != trainer.cfg.SOLVER.MAX_ITER:
+        apply_max_iter(trainer)
 
 
 # ---------------------------------------------------------------------------- a new run with another run's optimizer
@@ -309,21 +361,15 @@ def load_optimizer(optimizer: Any, model: Any, path: str) -> None:
     if len(own) != len(saved):
         raise ConfigError(f"{key}: {path} has {len(saved)} optimizers, and this run {len(own)}")
     for one, other in zip(own, saved, strict=True):
-        groups = one.state_dict()["param_groups"]
-        parameters = [parameter for group in one.param_groups for parameter in group["params"]]
-        before, now = ([len(group["params"]) for group in g] for g in (other["param_groups"], groups))
-        fits = before == now and all(
-            not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape == parameters[index].shape
-            for index, values in other["state"].items()
-            for value in values.values()
-        )
-        if not fits:
-            raise ConfigError(
-                f"{key}: the optimizer in {path} is of other parameters: its groups have {before} of them, and those "
-                f"of {type(one).__name__} {now}, or shapes differ"
-            )
+        settings = hyperparameters(one)
         try:
-            one.load_state_dict({"state": other["state"], "param_groups": groups})
+            one.load_state_dict(other)
+            for parameter, values in one.state.items():
+                shapes = {tuple(value.shape) for value in values.values() if isinstance(value, torch.Tensor)}
+                if shapes - {(), tuple(parameter.shape)}:
+                    raise ValueError(f"it has {shapes} for a parameter of {tuple(parameter.shape)}")
         except (ValueError, KeyError) as error:
             raise ConfigError(f"{key}: the optimizer in {path} does not fit {type(one).__name__}: {error}") from error
+        for group, values in zip(one.param_groups, settings, strict=True):
+            group.update(values)
     logger.info("Loaded the optimizer's state from %s", path)

@@ -1,33 +1,28 @@
 """Lengths in iterations, from epochs and for another number of processes, and schedules of another length."""
 
-import copy
 import logging
 import math
 import warnings
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
-import torch
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-
 from ...config import CfgNode, ConfigError, Duration
-from ...config.components import period_of
-from ...hooks.control.lr_scheduler import TimmScheduler, takes_epoch
+from ...config.components import errors_at
 from ...hooks.writers.periodic import PeriodicWriter
+from ..data.loader import length_of
 from ..solver import LRMultiplier, SchedulerList
-from ..solver.schedules import resolve_schedule
-from ..solver.several import one_or_several, schedulers_of, solver_parts
+from ..solver.schedules import iterations_of, resolve_schedule
+from ..solver.several import combined, schedulers_of, solver_parts
 
 __all__ = [
+    "apply_lengths",
     "apply_max_iter",
-    "check_length",
+    "check_kept_schedules",
     "epoch_offset",
     "loader_length",
-    "rebuild_schedule",
     "resolve_lengths",
     "scale_config",
-    "set_rates",
+    "set_config",
 ]
 
 logger = logging.getLogger(__name__)
@@ -46,16 +41,10 @@ def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, offset: int = 0) 
     """
 
     def iterations(key: str, length: Any) -> int:
-        try:
-            duration = Duration.parse_length(length)
-            count = duration.iterations(iters_per_epoch)
-            return max(1, count + offset) if count and duration.unit == "ep" else count
-        except ConfigError as error:
-            raise ConfigError(f"{key}: {error}") from None
+        with errors_at(key):
+            return iterations_of(length, iters_per_epoch, offset)
 
-    given, frozen = cfg, cfg.is_frozen()
-    cfg = resolve_schedule(cfg, iters_per_epoch, partial(iterations, "SOLVER.LR_SCHEDULER_ARGS")).clone()
-    cfg.defrost()
+    given, cfg = cfg, resolve_schedule(cfg, iters_per_epoch, offset).thawed()
     solver = cfg.SOLVER
     solver.MAX_ITER = iterations("SOLVER.MAX_ITER", solver.MAX_ITER)
     part = Duration.fraction(solver.WARMUP_ITERS)
@@ -68,8 +57,6 @@ def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, offset: int = 0) 
         for key in ("WARMUP_ITERS", "STEPS", "LR_SCHEDULER_ARGS"):
             if key in entry or resolved[key] != solver[key]:  # "1ep" may be another number of steps
                 entry[key] = resolved[key]
-    if frozen:
-        cfg.freeze()
     return cfg
 
 
@@ -91,8 +78,7 @@ def scale_config(cfg: CfgNode, num_workers: int) -> CfgNode:
             f"SOLVER.REFERENCE_WORLD_SIZE, {old}"
         )
     scale = num_workers / old
-    frozen, cfg = cfg.is_frozen(), cfg.clone()
-    cfg.defrost()
+    cfg = cfg.thawed()
 
     def scaled(length: int | str) -> int | str:
         """Scale a length in iterations; those in epochs or minutes, and fractions of the run, do not change."""
@@ -102,7 +88,8 @@ def scale_config(cfg: CfgNode, num_workers: int) -> CfgNode:
         return round(duration.value / scale) if duration.unit == "it" else length
 
     solver = cfg.SOLVER
-    cfg.DATALOADER.BATCH_SIZE = round(cfg.DATALOADER.BATCH_SIZE * scale)
+    size = "MAX_TOKENS" if cfg.DATALOADER.MAX_TOKENS else "BATCH_SIZE"
+    cfg.DATALOADER[size] = round(cfg.DATALOADER[size] * scale)
     solver.MAX_ITER = scaled(solver.MAX_ITER)
     for one in (solver, *solver.OPTIMIZERS.values()):  # a part has only the keys that it changes
         if "BASE_LR" in one:
@@ -113,10 +100,6 @@ def scale_config(cfg: CfgNode, num_workers: int) -> CfgNode:
             one.STEPS = tuple(scaled(step) for step in one.STEPS)
     solver.CHECKPOINT_PERIOD = scaled(solver.CHECKPOINT_PERIOD)
     cfg.TEST.EVAL_PERIOD = scaled(cfg.TEST.EVAL_PERIOD)
-    cfg.DATASETS.TEST = tuple(
-        entry if period_of(entry) is None else {**entry, "EVAL_PERIOD": scaled(period_of(entry))}
-        for entry in cfg.DATASETS.TEST
-    )
     cfg.CHECKPOINT.BEST.PERIOD = scaled(cfg.CHECKPOINT.BEST.PERIOD)
     solver.REFERENCE_WORLD_SIZE = num_workers
     logger.info(
@@ -127,24 +110,17 @@ def scale_config(cfg: CfgNode, num_workers: int) -> CfgNode:
         solver.BASE_LR,
         solver.MAX_ITER,
     )
-    if frozen:
-        cfg.freeze()
     return cfg
 
 
 def loader_length(loader: Any) -> int | None:
     """Return the number of batches in one pass over the data, also if the sampler never ends; None if unknown."""
-    try:
-        return len(loader)
-    except TypeError:
-        pass
-    try:
-        size = len(loader.dataset)
-    except (AttributeError, TypeError):
-        return None
+    if (length := length_of(loader)) is not None:
+        return length
+    size = length_of(getattr(loader, "dataset", None))
     sampler = getattr(loader, "batch_sampler", None)
     batch_size = getattr(sampler, "batch_size", None) or getattr(loader, "batch_size", None)
-    return max(1, size // batch_size) if batch_size else None
+    return max(1, size // batch_size) if batch_size and size is not None else None
 
 
 # ---------------------------------------------------------------------------- runs whose epoch length changed
@@ -172,100 +148,63 @@ def epoch_offset(saved: Mapping[str, Any], iteration: int, epoch: int, position:
 
 def apply_max_iter(trainer: Any) -> None:
     """Put a new ``max_iter`` into the config, the schedule and the writers of a DefaultTrainer."""
-    cfg, given = trainer.cfg.clone(), trainer.given.clone()
-    cfg.defrost()
-    given.defrost()
-    given.SOLVER.MAX_ITER = cfg.SOLVER.MAX_ITER = max(1, trainer.max_iter)
-    resolved = resolve_lengths(given, trainer.iters_per_epoch, trainer._epoch_offset).SOLVER
-    cfg.SOLVER.LR_SCHEDULER_ARGS, cfg.SOLVER.OPTIMIZERS = resolved.LR_SCHEDULER_ARGS, resolved.OPTIMIZERS
-    if trainer.cfg.is_frozen():
-        cfg.freeze()
-    rebuild_schedule(trainer, cfg)
-    check_length(trainer, trainer.cfg.SOLVER.MAX_ITER)
-    trainer._set_config(cfg)
+    given = trainer.given.thawed()
+    given.SOLVER.MAX_ITER = max(1, trainer.max_iter)
+    apply_lengths(trainer, resolve_lengths(given, trainer.iters_per_epoch, trainer._epoch_offset))
+
+
+def set_config(trainer: Any, cfg: CfgNode) -> None:
+    """Give a DefaultTrainer another config, which its checkpoints then hold."""
+    trainer.cfg = cfg
+    trainer._record["config"] = cfg.dump()
+
+
+def apply_lengths(trainer: Any, cfg: CfgNode) -> None:
+    """Use a config with other lengths. hookline's schedules are built again, at the present position; others stay.
+
+    Raises:
+        ConfigError: the run is longer, and another schedule would have to change.
+    """
+    former = schedulers_of(trainer.scheduler)
+    if all(isinstance(one, LRMultiplier) for one in former):
+        with warnings.catch_warnings():  # torch warns that no step of the optimizer comes between
+            warnings.simplefilter("ignore")
+            trainer.scheduler = combined(trainer.build_lr_scheduler(cfg, trainer.optimizer), SchedulerList)
+        for new, old in zip(schedulers_of(trainer.scheduler), former, strict=True):
+            new.load_state_dict(old.state_dict())
+            new.step(new.last_epoch)
+    elif trainer.max_iter > trainer.cfg.SOLVER.MAX_ITER:
+        check_kept_schedules(trainer, trainer.cfg.SOLVER, cfg.SOLVER)
+    set_config(trainer, cfg)
     for hook in trainer.find_hooks(PeriodicWriter):
         hook.set_max_iter(trainer.max_iter)
 
 
-def rebuild_schedule(trainer: Any, cfg: CfgNode) -> None:
-    """Replace the trainer's schedules by those of a config, at the present position.
+def check_kept_schedules(trainer: Any, before: CfgNode, now: CfgNode) -> None:
+    """Check that torch's and timm's schedules may stay as they are: their state holds what they were built with.
 
-    hookline's own schedules are functions of the position. torch's and timm's are stepped to it. ReduceLROnPlateau,
-    and a schedule that cannot be built again because the trainer was given the object, are kept.
-    """
-    own = all(isinstance(one, LRMultiplier) for one in schedulers_of(trainer.scheduler))
-    if not own and trainer.max_iter <= trainer.finished_iter + 1:  # torch's cannot be stepped beyond their end
-        return
-    groups = trainer.optimizer.param_groups
-    before = [copy.deepcopy({key: value for key, value in group.items() if key != "params"}) for group in groups]
-    for group in groups:
-        _set(group, {"lr": group.get("initial_lr", group["lr"])})
-    with warnings.catch_warnings():  # torch warns that no step of the optimizer comes between
-        warnings.simplefilter("ignore")
-        fresh = one_or_several(trainer.build_lr_scheduler(cfg, trainer.optimizer), SchedulerList)
-        new = fresh.named if isinstance(fresh, SchedulerList) else {"": fresh}
-        old = trainer.scheduler.named if isinstance(trainer.scheduler, SchedulerList) else {"": trainer.scheduler}
-        for name, one in new.items():
-            new[name] = _at_position(one, old[name], trainer)
-    kept = {id(g) for name in new if new[name] is old[name] for g in getattr(old[name].optimizer, "param_groups", ())}
-    for group, values in zip(groups, before, strict=True):
-        if id(group) in kept:
-            _set(group, values)
-    trainer.scheduler = fresh if isinstance(fresh, SchedulerList) else new[""]
-
-
-def check_length(trainer: Any, former: int) -> None:
-    """Check that the schedules of a longer run do not have the length of the former one, as a number.
+    Args:
+        trainer: a DefaultTrainer.
+        before, now: the former and the present SOLVER, with lengths in iterations.
 
     Raises:
-        ConfigError: one has; most of torch's would go on with a rate that rises again.
+        ConfigError: one was built from a changed setting, or for the length of a run that is longer now.
     """
-    if trainer.max_iter <= former:
+    schedules = schedulers_of(trainer.scheduler)
+    kept = [one for one in schedules if not isinstance(one, LRMultiplier)]
+    if not kept:
         return
-    lengths = {former, math.ceil(former / (trainer.iters_per_epoch or 1))}
-    for one in schedulers_of(trainer.scheduler):
-        for name in ("T_max", "total_steps", "total_iters", "t_initial"):
-            if (length := getattr(one, name, None)) in lengths:
-                trainer._max_iter = former
-                raise ConfigError(
-                    f"max_iter: the run cannot be longer than {former} iterations, since its schedule "
-                    f"{type(one).__name__} was built for them ({name}={length}). Name the schedule with "
-                    f'{{{name}: "end"}}, which follows the length of the run'
-                )
-
-
-def _at_position(fresh: Any, present: Any, trainer: Any) -> Any:
-    """Return ``fresh`` at the trainer's position, or ``present`` if it has to stay."""
-    if fresh is present:
-        return present
-    if type(fresh) is type(present) and isinstance(fresh, LRMultiplier):
-        fresh.load_state_dict(present.state_dict())
-        set_rates(fresh)
-    elif type(fresh) is type(present) and isinstance(fresh, LRScheduler) and not isinstance(fresh, ReduceLROnPlateau):
-        for _ in range(present.last_epoch):
-            fresh.step()
-    elif type(fresh) is type(present) and isinstance(fresh, TimmScheduler):
-        done = trainer.finished_iter + 1
-        if takes_epoch(type(fresh)):
-            # The next epoch begins with the next step.
-            fresh.step(trainer.epoch + (trainer.epoch_ended and not trainer._running))
-            fresh.step_update(done)
-        else:
-            fresh.step_update(max(done - 1, 0))
-    else:
-        return present
-    return fresh
-
-
-def set_rates(scheduler: LRMultiplier) -> None:
-    """Set learning rates to the present ones of a schedule."""
-    for group, lr in zip(scheduler.optimizer.param_groups, scheduler.get_lr(), strict=True):
-        group["lr"] = lr
-
-
-def _set(group: dict[str, Any], values: dict[str, Any]) -> None:
-    for key, value in values.items():
-        if isinstance(group.get(key), torch.Tensor):
-            group[key].fill_(value)
-        else:
-            group[key] = value
+    changed = [key for key in ("BASE_LR", "LR_SCHEDULER_ARGS", "OPTIMIZERS") if before.get(key) != now[key]]
+    former = before.MAX_ITER
+    if trainer.max_iter > former:
+        lengths = {former, math.ceil(former / (trainer.iters_per_epoch or 1))}
+        names = ("T_max", "total_steps", "total_iters", "t_initial")
+        if lengths & {getattr(one, name, None) for one in kept for name in names} or len(kept) < len(schedules):
+            changed.append("MAX_ITER")
+    if changed:
+        trainer._max_iter = former
+        raise ConfigError(
+            f"{', '.join(f'SOLVER.{key}' for key in changed)}: {', '.join(type(one).__name__ for one in kept)} cannot "
+            f"follow another value (the run was to have {former} iterations). Change it back; or use a schedule of "
+            "hookline; or start a new run with MODEL.WEIGHTS and MODEL.WEIGHTS_OPTIMIZER: True"
+        )

@@ -17,8 +17,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ...config import CfgNode, ConfigError, component, get_cfg
 from ...config.components import args_key, errors_at
-from ...config.merging import merging
 from ...config.values import ObjectName, clean
+from ...config.yaml_files import merging
 from .. import comm
 from ..data.build import NoTrainData, is_loader
 from ..data.datasets import ArrayDataset
@@ -27,79 +27,58 @@ __all__ = ["config_of_arguments", "test_entries"]
 
 logger = logging.getLogger(__name__)
 
+_COMPONENTS = {"model": "MODEL.NAME", "loss": "MODEL.LOSS.NAME", "lr_scheduler": "SOLVER.LR_SCHEDULER_NAME"}
+"""Arguments that are components of keys."""
+_KEYS = {
+    "length": "SOLVER.MAX_ITER",
+    "batch_size": "DATALOADER.BATCH_SIZE",
+    "eval_period": "TEST.EVAL_PERIOD",
+    "monitor": "CHECKPOINT.BEST.METRIC",
+    "monitor_mode": "CHECKPOINT.BEST.MODE",
+    "output_dir": "OUTPUT_DIR",
+    "seed": "SEED",
+    "lr": "SOLVER.BASE_LR",
+}
+"""Arguments that are values of keys."""
 
-def config_of_arguments(
-    model: Any,
-    train_data: Any,
-    test_data: Any,
-    *,
-    optimizer: Any,
-    lr: float | None,
-    lr_scheduler: Any,
-    loss: Any,
-    metrics: Sequence[Any] | Mapping[str, Any] | None,
-    length: int | str | None,
-    batch_size: int | None,
-    eval_period: int | str | None,
-    monitor: str | None,
-    monitor_mode: str | None,
-    hooks: Sequence[Any],
-    output_dir: str | os.PathLike[str] | None,
-    seed: int | None,
-    config: Any,
-) -> CfgNode:
+
+def config_of_arguments(**given: Any) -> CfgNode:
     """Return the config of a :class:`~hookline.engine.Trainer`, whose arguments these are.
 
     Raises:
         ConfigError: an argument is wrong.
     """
     with _errors_of("config"):
-        cfg = _base(config)
-    with _errors_of("model"):
-        _set_component(cfg, "MODEL.NAME", model)
+        cfg = _base(given["config"])
+    for argument, key in _COMPONENTS.items():
+        if (value := given[argument]) is not None:
+            with _errors_of(argument):
+                if isinstance(value, LRScheduler) and value.optimizer is not given["optimizer"]:
+                    raise ConfigError("it belongs to another optimizer; pass its class and arguments, or the optimizer")
+                _set_component(cfg, key, value, not inspect.isclass(value) if argument == "loss" else None)
     with _errors_of("train_data"):
-        _set_train_data(cfg, train_data, batch_size)
-    if test_data is not None:
+        _set_train_data(cfg, given["train_data"], given["batch_size"])
+    if given["test_data"] is not None:
         with _errors_of("test_data"):
-            cfg.DATASETS.TEST = test_entries(test_data)
-    if loss is not None:
-        with _errors_of("loss"):
-            _set_component(cfg, "MODEL.LOSS.NAME", loss, is_component=not inspect.isclass(loss))
-    gives_lr = "optimizer" if lr is None else "lr"
-    if optimizer is not None:
+            cfg.DATASETS.TEST = test_entries(given["test_data"])
+    if given["optimizer"] is not None:
         with _errors_of("optimizer"):
-            lr = _set_optimizer(cfg, optimizer, lr)
-    if lr is not None:
-        with _errors_of(gives_lr):
-            _merge(cfg, {"SOLVER.BASE_LR": float(lr)})
-    if lr_scheduler is not None:
-        with _errors_of("lr_scheduler"):
-            if isinstance(lr_scheduler, LRScheduler) and lr_scheduler.optimizer is not optimizer:
-                raise ConfigError("it belongs to another optimizer; pass its class and arguments, or the optimizer")
-            _set_component(cfg, "SOLVER.LR_SCHEDULER_NAME", lr_scheduler)
-    if metrics is not None:
+            _set_optimizer(cfg, given["optimizer"], given["lr"])
+    if (metrics := given["metrics"]) is not None:
         with _errors_of("metrics"):
             cfg.TEST.METRICS = _entries(metrics)
     elif cfg.DATASETS.TEST and not cfg.TEST.METRICS:
         cfg.TEST.METRICS = ["Loss"]
-    if hooks:
+    if hooks := given["hooks"]:
         with _errors_of("hooks"):
-            entries = _entries(hooks)
-            _check_functions(hooks)
-            cfg.HOOKS = [*cfg.HOOKS, *entries]
-    if train_data is not None and length is None and cfg.SOLVER.MAX_ITER == get_cfg().SOLVER.MAX_ITER:
+            cfg.HOOKS = [*cfg.HOOKS, *_entries(hooks)]
+    has_length = given["length"] is not None or cfg.SOLVER.MAX_ITER != get_cfg().SOLVER.MAX_ITER
+    if given["train_data"] is not None and not has_length:
         raise ConfigError('length: is missing; give a number of epochs or iterations, such as "10ep" or 1000')
-    for argument, key, value in (
-        ("length", "SOLVER.MAX_ITER", length),
-        ("batch_size", "DATALOADER.BATCH_SIZE", batch_size),
-        ("eval_period", "TEST.EVAL_PERIOD", eval_period),
-        ("monitor", "CHECKPOINT.BEST.METRIC", monitor),
-        ("monitor_mode", "CHECKPOINT.BEST.MODE", monitor_mode),
-        ("output_dir", "OUTPUT_DIR", None if output_dir is None else os.fspath(output_dir)),
-        ("seed", "SEED", seed),
-    ):
-        if value is not None:
+    for argument, key in _KEYS.items():
+        if (value := given[argument]) is not None:
             with _errors_of(argument):
+                value = float(value) if argument == "lr" else os.fspath(value) if argument == "output_dir" else value
                 _merge(cfg, {key: value})
     return cfg
 
@@ -111,8 +90,7 @@ def _errors_of(argument: str) -> AbstractContextManager[None]:
 
 def _base(config: Any) -> CfgNode:
     """Return the config that the other arguments change."""
-    cfg, defaults = config.clone() if isinstance(config, CfgNode) else get_cfg(), get_cfg().SOLVER
-    cfg.defrost()
+    cfg, defaults = config.thawed() if isinstance(config, CfgNode) else get_cfg(), get_cfg().SOLVER
     for key, value in (("LR_SCHEDULER_NAME", "ConstantLR"), ("WARMUP_ITERS", 0)):
         if cfg.SOLVER[key] == defaults[key]:
             cfg.SOLVER[key] = value
@@ -173,7 +151,7 @@ def _with_objects(cfg: CfgNode, value: Any, key: str = "") -> Any:
         return items if isinstance(value, list) else tuple(items)
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    is_function = key.endswith("_FUNCTION") or "COLLATE_FN" in key
+    is_function = "COLLATE_FN" in key
     if f"{key}.NAME" in cfg.full_keys():
         return {"NAME": ObjectName(value, False if is_function else None)}
     return ObjectName(value, False if is_function else None) if is_function or args_key(key.split(".")[-1]) else value
@@ -192,15 +170,6 @@ def _entries(values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise ConfigError(f"expected a list, not {values!r}")
     return [_entry(value) for value in values if value is not None]
-
-
-def _check_functions(hooks: Sequence[Any]) -> None:
-    for hook in hooks:
-        if inspect.isroutine(hook) and "trainer" in inspect.signature(hook).parameters:
-            raise ConfigError(
-                f"{hook.__name__} is a function of the trainer, not a hook: write CallbackHook(after_step=...), or "
-                'decorate it with @on("after_step") and leave it out here, since it then joins each trainer by itself'
-            )
 
 
 def _rows(data: Any) -> Any:
@@ -235,8 +204,8 @@ def test_entries(data: Any) -> list[Any]:
     return [_entry(_rows(data), "" if isinstance(data, str | Mapping) else "test")]
 
 
-def _set_optimizer(cfg: CfgNode, optimizer: Any, lr: float | None) -> float | None:
-    """Set ``SOLVER.OPTIMIZER``, and return the learning rate: ``lr``, or the optimizer's own."""
+def _set_optimizer(cfg: CfgNode, optimizer: Any, lr: float | None) -> None:
+    """Set ``SOLVER.OPTIMIZER``, and the learning rate if it is the optimizer's own."""
     if isinstance(optimizer, list | tuple):
         raise ConfigError("several optimizers are named in the key SOLVER.OPTIMIZERS: pass them by config")
     own = _set_component(cfg, "SOLVER.OPTIMIZER.NAME", optimizer).pop("lr", None)
@@ -244,4 +213,5 @@ def _set_optimizer(cfg: CfgNode, optimizer: Any, lr: float | None) -> float | No
         own = optimizer.param_groups[0]["lr"]
     if own is not None and lr is not None:
         raise ConfigError(f"lr is {lr}, but the optimizer has the learning rate {own}: give one of them")
-    return own if lr is None else lr
+    if own is not None:
+        _merge(cfg, {"SOLVER.BASE_LR": float(own)})

@@ -1,7 +1,6 @@
 """Checks of a config before a run."""
 
 import logging
-import os
 from collections.abc import Collection
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from ...config import CfgNode, ConfigError, Duration, UnknownKeyError, get_cfg, name_of, suggest
 from ...config.components import Slot, errors_at
 from ...config.errors import misspelt
+from ...config.signatures import fits
 from ...config.values import ObjectName, is_object_text
 from ...hooks import (
     HOOK_REGISTRY,
@@ -17,25 +17,21 @@ from ...hooks import (
     EarlyStopping,
     check_hooks,
 )
-from ...hooks.common.rng import preserve_rng
+from ...hooks.common import preserve_rng
 from ...hooks.evaluation import Monitor, names_function
 from ..checkpoint.matching import split_query
 from ..checkpoint.weights import check_weights
-from ..data import DATASET_REGISTRY, check_data
-from ..data.build import SAMPLER_SLOT
-from ..data.datasets import TEST_SLOT, TRAIN_SLOT
+from ..data.build import SAMPLER_SLOT, check_data
+from ..data.datasets import DATASET_REGISTRY, TEST_SLOT, TRAIN_SLOT
 from ..evaluation import check_evaluation, result_names
 from ..evaluation.build import EVALUATOR_SLOT
-from ..evaluation.testing import own_periods, sets_of_period
 from ..modeling import check_model
-from ..modeling.adapters import check_step_name
 from ..modeling.build import LOSS_SLOT, MODEL_SLOT
 from ..parallel.base import check_parallel
 from ..solver import check_solver
 from ..solver.build import OPTIMIZER_SLOT
 from ..solver.schedules import SCHEDULE_SLOT, plateau_metric
 from ..solver.several import solver_parts
-from ..step.choice import check_step_config
 
 __all__ = ["HOOK_SLOT", "WRITER_SLOT", "best_metric", "check_config", "overridden_builders", "unknown_parts"]
 
@@ -121,8 +117,7 @@ def check_config(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
     """
     evaluates_otherwise = not {"build_test_loader", "build_evaluator", "test"}.isdisjoint(overridden)
     if overridden:
-        cfg = cfg.clone()
-        cfg.defrost()
+        cfg = cfg.thawed()
         if "build_optimizer" in overridden:  # the subclass's own optimizer may be a string
             cfg.SOLVER.OPTIMIZER = get_cfg().SOLVER.OPTIMIZER
         if not {"build_evaluator", "test"}.isdisjoint(overridden):
@@ -138,7 +133,7 @@ def check_config(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
         _check_output_dir,
         _check_hooks,
         _check_writers,
-        check_step_config,
+        _check_step,
         _check_monitors,
         _check_expected_results,
         _check_weights,
@@ -171,21 +166,14 @@ def _check_ranges(cfg: CfgNode) -> None:
     if cfg.SOLVER.MAX_ITER in (0, "", "0"):
         raise ConfigError("SOLVER.MAX_ITER: is 0; give a length, such as 10000 or '20ep'")
     for expectation in cfg.TEST.EXPECTED_RESULTS:
-        numbers = (
-            isinstance(expectation, list | tuple)
-            and len(expectation) == 4
-            and all(isinstance(number, int | float) for number in expectation[2:])
-        )
-        if not numbers:
+        if not fits(expectation, tuple[str, str, float, float]):
             raise ConfigError(f"TEST.EXPECTED_RESULTS: {expectation!r} is not [set, metric, expected value, tolerance]")
 
 
 def _check_builds(cfg: CfgNode) -> None:
     """Build the parts that are cheap to build, so that their constructors check their arguments."""
     if cfg.MODEL.NAME and not isinstance(cfg.MODEL.NAME, ObjectName):  # an object, or a function that may be slow
-        model = _try_model(cfg)
-        for key in ("TRAIN_STEP", "PREDICT_STEP"):
-            check_step_name(model, f"MODEL.{key}", cfg.MODEL[key])
+        _try_model(cfg)
     if cfg.MODEL.LOSS.NAME:
         LOSS_SLOT.try_build(cfg)
     for part in solver_parts(cfg).values() if cfg.SOLVER.OPTIMIZERS else [cfg]:
@@ -211,22 +199,16 @@ def _check_output_dir(cfg: CfgNode) -> None:
             f"OUTPUT_DIR: {cfg.OUTPUT_DIR} is a URI; a run writes to a local folder. Copy the files when it has "
             "ended, or save checkpoints there with your own Checkpointer"
         )
-    if os.path.exists(cfg.OUTPUT_DIR) and not os.path.isdir(cfg.OUTPUT_DIR):
-        raise ConfigError(f"OUTPUT_DIR: {cfg.OUTPUT_DIR} exists and is not a folder")
 
 
 def _check_hooks(cfg: CfgNode) -> None:
-    ours = []
-    classes = HOOK_SLOT.check(cfg)
-    for index, (name, args, key) in enumerate(HOOK_SLOT.entries(cfg)):
+    HOOK_SLOT.check(cfg)
+    for index, (name, _, _) in enumerate(HOOK_SLOT.entries(cfg)):
         if name in ("IterationTimer", "SignalHandler", "LRScheduler"):
             raise ConfigError(f"HOOKS[{index}]: every run already has one {name}; remove this one")
         if name == "TimeLimit" and Duration.parse(cfg.SOLVER.TIME_LIMIT):
             raise ConfigError(f"HOOKS[{index}]: SOLVER.TIME_LIMIT already adds a TimeLimit; remove one of them")
-        # Do not build user hooks: constructors may have side effects, such as starting a tracker's run.
-        if classes[index].__module__.startswith("hookline."):
-            with errors_at(f"HOOKS[{index}]"):
-                ours.append(HOOK_REGISTRY.build(name, args, offered=dict.fromkeys(HOOK_SLOT.offers), key=key))
+    ours = _build_ours(cfg, HOOK_SLOT, dict.fromkeys(HOOK_SLOT.offers))
     try:
         check_hooks(ours)
     except ConfigError as error:
@@ -234,13 +216,28 @@ def _check_hooks(cfg: CfgNode) -> None:
 
 
 def _check_writers(cfg: CfgNode) -> None:
-    """Check names and arguments; build hookline's own writers, whose packages may be missing. Nothing is opened."""
-    classes = WRITER_SLOT.check(cfg)
     offered = {"cfg": cfg, "output_dir": cfg.OUTPUT_DIR, "max_iter": None, "window_size": 20}
-    for index, (name, args, key) in enumerate(WRITER_SLOT.entries(cfg)):
-        if classes[index].__module__.startswith("hookline."):
-            with errors_at(f"LOG.WRITERS[{index}]"):
-                WRITER_REGISTRY.build(name, args, offered=offered, key=key)
+    _build_ours(cfg, WRITER_SLOT, offered)
+
+
+def _build_ours(cfg: CfgNode, slot: Slot, offered: dict[str, Any]) -> list[Any]:
+    """Check the components of a slot, and build those of hookline, whose arguments or packages may be wrong.
+
+    Others are not built: constructors may have side effects, such as starting a tracker's run.
+    """
+    built = []
+    for index, (kind, (name, args, key)) in enumerate(zip(slot.check(cfg), slot.entries(cfg), strict=True)):
+        if kind.__module__.startswith("hookline."):
+            with errors_at(f"{slot.key}[{index}]"):
+                built.append(slot.registry.build(name, args, offered=offered, key=key))
+    return built
+
+
+def _check_step(cfg: CfgNode) -> None:
+    if cfg.SOLVER.COMPILE_STEP or cfg.SOLVER.COMPILE_STEP_ARGS or cfg.SOLVER.CUDA_GRAPH:
+        from ..step.graphs import check_step_config  # only where it is used
+
+        check_step_config(cfg)
 
 
 def _check_weights(cfg: CfgNode) -> None:
@@ -251,76 +248,64 @@ def _check_weights(cfg: CfgNode) -> None:
         check_weights(split_query(path)[0], cfg.MODEL.WEIGHTS_FROM)
 
 
-def _monitor(cfg: CfgNode, key: str) -> str:
-    if not cfg.CHECKPOINT.BEST.METRIC:
-        raise ConfigError(
-            f"{key}.metric: is missing, and so is CHECKPOINT.BEST.METRIC (Trainer(monitor=...)), which is its default"
-        )
-    return cfg.CHECKPOINT.BEST.METRIC
-
-
-def _check_expected_results(cfg: CfgNode) -> None:
-    """Check that evaluations produce the results that are expected, if the default evaluator is used."""
-    if not cfg.TEST.EXPECTED_RESULTS or EVALUATOR_SLOT.name(cfg) != "MetricsEvaluator":
-        return
-    metrics, others = result_names(cfg)
-    names = [f"{name_of(entry)}/{metric}" for entry in cfg.DATASETS.TEST for metric in metrics]
-    for test_set, metric, *_ in cfg.TEST.EXPECTED_RESULTS:
-        name = f"{test_set}/{metric}" if test_set else metric
-        if not others and not any(name == one or name.startswith(f"{one}/") for one in names):
-            known = ", ".join(names) or "nothing (DATASETS.TEST is empty)"
-            raise UnknownKeyError(f"TEST.EXPECTED_RESULTS: there is no {name!r} among {known}{suggest(name, names)}")
-
-
 def _check_monitors(cfg: CfgNode) -> None:
     """Check that evaluations produce the metrics that keys and hooks watch, if the default evaluator is used.
 
-    CHECKPOINT.BEST.METRIC, and an EarlyStopping that has a period or watches a loss, may also watch a metric that is
-    not from an evaluation. It is an error only if it names a test set or resembles a metric of one; if it never
-    appears, the run logs a warning, or EarlyStopping fails.
+    A metric may also come from training or from a hook. It is an error if it names a test set or resembles a metric of
+    one. If any other never appears, EarlyStopping and the schedule fail, and the best checkpoint logs a warning.
     """
-    best = "CHECKPOINT.BEST.METRIC"
-    open_to_others = {best}
-    plateau = "SOLVER.LR_SCHEDULER_METRIC"
-    watched = {best: cfg.CHECKPOINT.BEST.METRIC, plateau: plateau_metric(cfg)}
+    best = cfg.CHECKPOINT.BEST.METRIC
+    watched = {"CHECKPOINT.BEST.METRIC": best, "SOLVER.LR_SCHEDULER_METRIC": plateau_metric(cfg)}
     for name, args, key in HOOK_SLOT.entries(cfg):
-        if name == "EarlyStopping":
-            metric, period = args.get("metric", ""), args.get("period", 0)
-        elif isinstance(name, ObjectName) and isinstance(name.value, EarlyStopping):
-            metric, period = name.value._monitor.function or name.value.metric, name.value.period
-        else:
-            continue
-        if callable(metric):
-            continue
-        metric = watched[f"{key}.metric"] = metric or _monitor(cfg, key)
-        if Duration.parse(period) or metric.startswith("train/") or ("loss" in metric and "/" not in metric):
-            open_to_others.add(f"{key}.metric")
+        stopping = name.value if isinstance(name, ObjectName) else None
+        if name == "EarlyStopping" or isinstance(stopping, EarlyStopping):
+            metric = args.get("metric", "") if stopping is None else stopping._monitor.function or stopping.metric
+            if not metric and not best:
+                raise ConfigError(
+                    f"{key}.metric: is missing, and so is CHECKPOINT.BEST.METRIC (Trainer(monitor=...)), which is its "
+                    "default"
+                )
+            watched[f"{key}.metric"] = metric or best
     for key, metric in watched.items():
         with errors_at(key):
             Monitor(metric)  # finds the function of "module:function"
-    watched = {key: metric for key, metric in watched.items() if metric and not names_function(metric)}
-    if not watched:
-        return
-    test_sets = [name_of(entry) for entry in sets_of_period(cfg).DATASETS.TEST]
-    own_sets = [name_of(entry) for own in own_periods(cfg) for entry in sets_of_period(cfg, own).DATASETS.TEST]
-    if watched.get(plateau) and not Duration.parse(cfg.TEST.EVAL_PERIOD) and not cfg.HOOKS:
+    if watched["SOLVER.LR_SCHEDULER_METRIC"] and not Duration.parse(cfg.TEST.EVAL_PERIOD) and not cfg.HOOKS:
         raise ConfigError(
             "TEST.EVAL_PERIOD: is 0, so the only evaluation is at the end and SOLVER.LR_SCHEDULER_METRIC has no "
             'effect; set it, for example to "1ep"'
         )
     metrics, others = result_names(cfg)
-    if test_sets and (others or EVALUATOR_SLOT.name(cfg) != "MetricsEvaluator"):  # known afterwards
-        watched = {key: metric for key, metric in watched.items() if metric.partition("/")[0] in own_sets}
+    if others or EVALUATOR_SLOT.name(cfg) != "MetricsEvaluator":  # the names are known afterwards
+        return
+    test_sets = [name_of(entry) for entry in cfg.DATASETS.TEST]
     names = [f"{test_set}/{metric}" for test_set in test_sets for metric in metrics]
     for key, metric in watched.items():
+        if not metric or callable(metric) or names_function(metric) or _is_among(metric, names):
+            continue
         prefix, slash, _ = metric.partition("/")
-        if any(metric == name or metric.startswith(f"{name}/") for name in names):
+        if metric == best and not cfg.DATASETS.TEST:
             continue
-        if (prefix == "train" and cfg.LOG.TRAIN_METRICS) or (key == best and not test_sets and not own_sets):
-            continue
-        near = suggest(metric, names) if slash or key not in open_to_others else ""
-        of_a_set = prefix in test_sets or prefix in own_sets or prefix in DATASET_REGISTRY
-        if key not in open_to_others or near or of_a_set:
+        near = suggest(metric, names)
+        of_an_evaluation = slash or (key != "CHECKPOINT.BEST.METRIC" and "loss" not in metric)
+        of_a_set = (near and of_an_evaluation) or prefix in test_sets or prefix in DATASET_REGISTRY
+        if of_a_set or key == "SOLVER.LR_SCHEDULER_METRIC" or (metric in metrics and "loss" not in metric):
             known = ", ".join(names) or "none (DATASETS.TEST or TEST.METRICS is empty)"
-            own = "; sets with an EVAL_PERIOD of their own do not count" if prefix in own_sets else near
-            raise UnknownKeyError(f"{key}: there is no metric {metric!r} among {known}{own}")
+            raise UnknownKeyError(f"{key}: there is no metric {metric!r} among {known}{near}")
+
+
+def _check_expected_results(cfg: CfgNode) -> None:
+    """Check that evaluations produce the results that are expected, if the default evaluator is used."""
+    metrics, others = result_names(cfg) if cfg.TEST.EXPECTED_RESULTS else ([], True)
+    if others or EVALUATOR_SLOT.name(cfg) != "MetricsEvaluator":
+        return
+    names = [f"{name_of(entry)}/{metric}" for entry in cfg.DATASETS.TEST for metric in metrics]
+    for test_set, metric, *_ in cfg.TEST.EXPECTED_RESULTS:
+        name = f"{test_set}/{metric}" if test_set else metric
+        if not _is_among(name, names):
+            known = ", ".join(names) or "nothing (DATASETS.TEST is empty)"
+            raise UnknownKeyError(f"TEST.EXPECTED_RESULTS: there is no {name!r} among {known}{suggest(name, names)}")
+
+
+def _is_among(metric: str, names: Collection[str]) -> bool:
+    """Whether a metric is one of these, or an entry of one with several values."""
+    return any(metric == name or metric.startswith(f"{name}/") for name in names)

@@ -1,13 +1,13 @@
 """Logging to the console and to a file per rank."""
 
-import copy
-import functools
 import logging
 import os
 import sys
-from typing import IO, Any
+from logging.handlers import QueueHandler
+from queue import SimpleQueue
+from typing import Any
 
-from ...hooks.writers.bars import bar_is_shown
+from ...hooks.writers.bars import above_bar, is_shown
 
 __all__ = [
     "LOGGERS",
@@ -47,33 +47,26 @@ class _ConsoleHandler(logging.StreamHandler):
         logging.Handler.__init__(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not (getattr(record, "is_on_bar", False) and bar_is_shown()):
-            super().emit(record)
+        if not is_shown(getattr(record, "shown_in", "")):
+            with above_bar():
+                super().emit(record)
 
     @property
     def stream(self) -> Any:
         return sys.stdout
 
 
-class _FileHandler(logging.StreamHandler):
-    """Writes to a log file that several loggers may share."""
-
-    log_path: str
+class _LogFile(logging.FileHandler):
+    """A log file of hookline, which :func:`close_logs` closes."""
 
 
-class _HeldHandler(logging.Handler):
-    """Keeps messages in memory until the log file may be opened."""
+class _HeldHandler(QueueHandler):
+    """Keeps messages in memory, as text, until the log file may be opened."""
 
-    def __init__(self, log_path: str) -> None:
-        super().__init__(logging.DEBUG)
-        self.log_path = log_path
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if len(self.records) < 10_000:
-            record = copy.copy(record)
-            record.msg, record.args = record.getMessage(), None  # arguments may change before the message is written
-            self.records.append(record)
+    def __init__(self, folder: str) -> None:
+        self.records = SimpleQueue[logging.LogRecord]()
+        super().__init__(self.records)
+        self.folder = folder
 
 
 def setup_logger(
@@ -109,8 +102,17 @@ def setup_logger(
         console.setFormatter(_ConsoleFormatter(color and sys.stdout.isatty(), distributed_rank))
         logger.addHandler(console)
     if output is not None:
-        for path, level in _files(output, distributed_rank):
-            _add_file(logger, path, level, distributed_rank)
+        path = os.path.abspath(output if output.endswith((".txt", ".log")) else os.path.join(output, "log.txt"))
+        files = {path: logging.ERROR, f"{path}.rank{distributed_rank}": logging.DEBUG}
+        for file, level in files.items() if distributed_rank > 0 else [(path, logging.DEBUG)]:
+            if any(isinstance(handler, _LogFile) and handler.baseFilename == file for handler in logger.handlers):
+                continue
+            os.makedirs(os.path.dirname(file), exist_ok=True)
+            handler = _LogFile(file, encoding="utf-8")
+            handler.setLevel(level)
+            line = f"[%(asctime)s rank{distributed_rank}] %(name)s %(levelname)s: %(message)s"
+            handler.setFormatter(logging.Formatter(line))
+            logger.addHandler(handler)
     return logger
 
 
@@ -122,12 +124,6 @@ def set_console_level(level: str) -> None:
                 handler.setLevel(level)
 
 
-def _files(output: str, rank: int) -> list[tuple[str, int]]:
-    """Return the log files of a rank, each with its lowest level."""
-    path = os.path.abspath(output if output.endswith((".txt", ".log")) else os.path.join(output, "log.txt"))
-    return [(f"{path}.rank{rank}", logging.DEBUG), (path, logging.ERROR)] if rank > 0 else [(path, logging.DEBUG)]
-
-
 def hold_logs(folder: str) -> None:
     """Keep the messages of hookline's loggers in memory until :func:`open_logs` writes them.
 
@@ -135,20 +131,21 @@ def hold_logs(folder: str) -> None:
     """
     close_logs(folder)
     _close_ended()
+    held = _HeldHandler(os.path.abspath(folder))
     for name in LOGGERS:
-        logging.getLogger(name).addHandler(_HeldHandler(os.path.join(os.path.abspath(folder), "log.txt")))
+        logging.getLogger(name).addHandler(held)
 
 
 def open_logs(folder: str, rank: int) -> None:
     """Open a run's log files, and write the messages kept by :func:`hold_logs`."""
-    held = _close(folder)
+    held = close_logs(folder)
     _ended.discard(os.path.abspath(folder))
     _close_ended()
     for name in LOGGERS:
         setup_logger(folder, rank, name=name)
-    for record in sorted(held, key=lambda record: record.created):
+    for record in held:
         for handler in logging.getLogger(record.name.partition(".")[0]).handlers:
-            if isinstance(handler, _FileHandler) and record.levelno >= handler.level:
+            if isinstance(handler, _LogFile) and record.levelno >= handler.level:
                 handler.handle(record)
 
 
@@ -163,41 +160,18 @@ def release_logs(folder: str) -> None:
 
 def _close_ended() -> None:
     while _ended:
-        _close(_ended.pop())
+        close_logs(_ended.pop())
 
 
-def _add_file(logger: logging.Logger, path: str, level: int, rank: int) -> None:
-    if any(getattr(handler, "log_path", None) == path for handler in logger.handlers):
-        return
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    handler = _FileHandler(_open_log(path))
-    handler.log_path = path
-    handler.setLevel(level)
-    handler.setFormatter(logging.Formatter(f"[%(asctime)s rank{rank}] %(name)s %(levelname)s: %(message)s"))
-    logger.addHandler(handler)
-
-
-def close_logs(folder: str) -> None:
-    """Close the log files in a folder, and discard messages kept for them. The console is not changed."""
-    _close(folder)
-
-
-def _close(folder: str) -> list[logging.LogRecord]:
-    """Remove the handlers of a folder's log files. Return the messages that were kept."""
+def close_logs(folder: str) -> list[logging.LogRecord]:
+    """Close the log files in a folder, and return the messages that were kept for them. The console is not changed."""
     folder, held = os.path.abspath(folder), list[logging.LogRecord]()
     for logger in [logging.getLogger(), *map(logging.getLogger, list(logging.root.manager.loggerDict))]:
         for handler in logger.handlers[:]:
-            if isinstance(handler, _FileHandler | _HeldHandler) and os.path.dirname(handler.log_path) == folder:
+            if isinstance(handler, _HeldHandler) and handler.folder == folder:
+                held += [handler.records.get() for _ in range(handler.records.qsize())]
                 logger.removeHandler(handler)
-                if isinstance(handler, _HeldHandler):
-                    held += handler.records
-                else:
-                    handler.stream.close()
-    _open_log.cache_clear()
+            elif isinstance(handler, _LogFile) and os.path.dirname(handler.baseFilename) == folder:
+                logger.removeHandler(handler)
+                handler.close()
     return held
-
-
-@functools.cache
-def _open_log(path: str) -> IO[str]:
-    """Open one stream per file, so that several loggers do not overwrite each other's lines."""
-    return open(path, "a", encoding="utf-8", buffering=1)

@@ -8,10 +8,9 @@ from typing import Literal
 
 from ...config import ConfigError
 from ...config.files.atomic import check_regular, replace_text, shown_path
-from ...config.files.run_folder import CHECKPOINT, RECORDS, claim, run_folder
+from ...config.files.run_folder import RECORDS, claim, run_folder
 from ...hooks.writers.files import back_up
 from .. import comm
-from ..ranks.environment import set_log_file
 from .logger import close_logs, open_logs
 
 __all__ = ["OutputDir", "RunKind", "removed_if_empty"]
@@ -44,19 +43,13 @@ class OutputDir:
 
     def check(self) -> None:
         """Check that the run can use the folder, and undo a start that was killed."""
-        if self._kind == "dry":
-            if self.folder.needs_recovery:
-                raise ConfigError(
-                    f"OUTPUT_DIR: a start was killed while it moved files of {self.path}; start once without "
-                    "--dry-run, which moves them back"
-                )
-        else:
+        if self._kind != "dry":
             _check_writable(self.path)
-            if self._kind == "train" or self.folder.needs_recovery:
-                try:
-                    self.folder.recover()
-                except OSError as error:
-                    raise ConfigError(f"OUTPUT_DIR: cannot write to {self.path}: {error.strerror or error}") from error
+        if self._kind == "train" or self.folder.needs_recovery:
+            try:
+                self.folder.recover()
+            except OSError as error:
+                raise ConfigError(f"OUTPUT_DIR: cannot write to {self.path}: {error.strerror or error}") from error
         for name in (*_log_names(), os.path.join(RECORDS, "files")):
             check_regular(os.path.join(self.path, name))
         self._last_checkpoint = self._read("last_checkpoint")
@@ -83,10 +76,8 @@ class OutputDir:
                     f"OUTPUT_DIR: another run has saved checkpoints in {self.path} since this one started"
                 )
             self._open_logs()
-            set_log_file(os.path.join(self.path, "log.txt"))
             if moved:
                 logger.info("The earlier run in %s is now in %s", self.path, moved)
-            self._warn_of_others()
             if config:
                 self._write_config(config)
         except BaseException:
@@ -103,17 +94,6 @@ class OutputDir:
         for name in _log_names():
             claim(os.path.join(self.path, name), keep=True)
         open_logs(self.path, 0)
-
-    def _warn_of_others(self) -> None:
-        names = [name for name in sorted(os.listdir(self.path)) if CHECKPOINT.fullmatch(name)]
-        names = [name for name in names if name not in self.folder]
-        if names:
-            logger.warning(
-                "%s in %s: no run in this folder wrote them. They stay; if this run saves a checkpoint of that name, "
-                "the other one is renamed to <name>.old",
-                ", ".join([*names[:8], *["..."] * (len(names) > 8)]),
-                self.path,
-            )
 
     def _write_config(self, text: str) -> None:
         path = os.path.join(self.path, "config.yaml")
@@ -151,17 +131,15 @@ def _check_writable(path: str) -> None:
 @contextmanager
 def removed_if_empty(path: str) -> Iterator[None]:
     """If the block fails and has written nothing, remove the folder that it created, with its new parents."""
-    path = top = os.path.abspath(path)
-    existed = os.path.lexists(path)
-    while not os.path.lexists(os.path.dirname(top)):
-        top = os.path.dirname(top)
+    path, new = os.path.abspath(path), []
+    while not os.path.lexists(path):
+        new.append(path)
+        path = os.path.dirname(path)
     try:
         yield
     except BaseException:
-        if not existed and comm.is_main_process():
+        if comm.is_main_process():
             with suppress(OSError):  # it has files
-                os.rmdir(path)
-                while path != top:
-                    path = os.path.dirname(path)
-                    os.rmdir(path)
+                for folder in new:
+                    os.rmdir(folder)
         raise

@@ -5,16 +5,13 @@ import os
 import platform
 import shlex
 import sys
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from ...config import MISSING, CfgNode, ConfigError, Duration, component, get_cfg, name_of
-from ...config.errors import first_line
+from ...config import MISSING, CfgNode, ConfigError, component, get_cfg, name_of
 from ...config.files.atomic import shown_path
-from ...config.files.run_folder import claim
-from ...hooks.common.models import unwrap_model
+from ...hooks.common import unwrap_model
 from ...hooks.hook_list import hook_name
 from .. import comm
 from ..evaluation import format_results
@@ -25,7 +22,6 @@ __all__ = [
     "describe_config",
     "describe_environment",
     "describe_run",
-    "draw_at_end",
     "log_end",
     "log_start",
     "name_replay",
@@ -34,9 +30,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-LEAST_SECONDS = 60.0
-"""How long a run trains at least for a picture with "auto": importing matplotlib and drawing take 1 to 2 s."""
-_PERIODS = ("SOLVER.CHECKPOINT_PERIOD", "TEST.EVAL_PERIOD", "LOG.PERIOD")
+_PERIODS = (("SOLVER", "CHECKPOINT_PERIOD"), ("TEST", "EVAL_PERIOD"), ("LOG", "PERIOD"))
 
 
 def describe_environment() -> str:
@@ -54,11 +48,16 @@ def describe_config(cfg: CfgNode) -> str:
 def _data(trainer: Any) -> str:
     """Return the training data and its size, and the names of the test data with the sizes that are known."""
     cfg = trainer.cfg
-    train = ", ".join(name_of(entry) for entry in cfg.DATASETS.TRAIN) or "data of build_train_loader()"
+    train = ", ".join(map(_name, cfg.DATASETS.TRAIN)) or "data of build_train_loader()"
     size = _size(getattr(getattr(trainer, "data_loader", None), "dataset", None))  # an inner trainer may have it
     epoch = f", {trainer.iters_per_epoch:,} iterations an epoch" if trainer.iters_per_epoch else ""
-    tests = [f"{name_of(entry)}{_size(getattr(component(entry)[0], 'value', None))}" for entry in cfg.DATASETS.TEST]
+    tests = [f"{_name(entry)}{_size(getattr(component(entry)[0], 'value', None))}" for entry in cfg.DATASETS.TEST]
     return f"{train}{size}{epoch}" + (f"; tested on {', '.join(tests)}" if tests else "")
+
+
+def _name(entry: Any) -> str:
+    """Return a data set's name; of an object that has none, its class."""
+    return name_of(entry).removesuffix(">").rpartition(".")[2] if name_of(entry).startswith("<") else name_of(entry)
 
 
 def _size(data: Any) -> str:
@@ -83,36 +82,25 @@ def _lengths(trainer: Any) -> str:
     cfg, epoch = trainer.cfg, trainer.iters_per_epoch
     lines = [f"  epoch: {epoch} iterations" if epoch else "  epoch: of unknown length"]
     lines += [f"  SOLVER.MAX_ITER: {trainer.max_iter} iterations", f"  SOLVER.WARMUP_ITERS: {cfg.SOLVER.WARMUP_ITERS}"]
-    if "MultiStep" in cfg.SOLVER.LR_SCHEDULER_NAME:
-        lines.append(f"  SOLVER.STEPS: {cfg.SOLVER.STEPS}")
-    for key in _PERIODS:
-        section, name = key.split(".")
-        lines.append(f"  {key}: {_period(Duration.parse(cfg[section][name]), epoch)}")
+    lines += [f"  {section}.{name}: {cfg[section][name] or 'never'}" for section, name in _PERIODS]
     return "\n".join(lines)
 
 
-def _period(period: Duration, epoch: int | None) -> str:
-    if not period:
-        return "never"
-    if period.unit == "s" or (period.unit == "ep" and not epoch):
-        return f"every {period}"
-    return f"every {period.iterations(epoch)} iterations"
-
-
-def log_start(trainer: Any, length: str, first: bool) -> None:
-    """Log data, length, hooks and model of a run.
-
-    Args:
-        trainer: a DefaultTrainer.
-        length: of the run, as text.
-        first: whether the trainer has not trained before.
-    """
-    if first:
+def log_start(trainer: Any) -> None:
+    """Log data, model and length of a DefaultTrainer's run; its hooks and layers only to log.txt."""
+    if trainer._result is None:  # not in a second train()
         logger.info("Data: %s", _data(trainer))
-        logger.info("Model:\n%s", model_summary(unwrap_model(trainer.model)))
-        logger.info("Hooks: %s", ", ".join(hook_name(hook) for hook in trainer._hooks))
-    samples, device = trainer.cfg.DATALOADER.BATCH_SIZE, trainer.device or trainer._device_type()
-    logger.info("Training for %s, %d samples each, on %s", length, samples, device)
+        model = unwrap_model(trainer.model)
+        layers = model_summary(model)
+        logger.info("Model: %s, parameters: %s", type(model).__name__, layers.splitlines()[-1].split(maxsplit=2)[2])
+        logger.debug("Layers:\n%s", layers)
+        logger.debug("Hooks: %s", ", ".join(hook_name(hook) for hook in trainer._hooks))
+    length, epochs = trainer.iters_per_epoch, ""
+    if length:
+        epochs = f" ({(trainer.max_iter - trainer._epoch_offset) / length:.4g} epochs)"
+    data, device = trainer.cfg.DATALOADER, trainer.device or trainer._device_type()
+    size = f"at most {data.MAX_TOKENS:,} tokens" if data.MAX_TOKENS else f"{data.BATCH_SIZE} samples"
+    logger.info("Training for %d iterations%s, %s each, on %s", trainer.max_iter, epochs, size, device)
 
 
 def log_end(trainer: Any, result: TrainResult) -> None:
@@ -132,18 +120,17 @@ def log_end(trainer: Any, result: TrainResult) -> None:
 
 
 def _next_steps(trainer: Any, result: TrainResult) -> str:
-    cfg, longer, args = trainer.cfg, 2 * max(trainer.max_iter, result.iteration), trainer._start.args
-    if not hasattr(args, "opts"):  # not a command
-        on = "trainer.train()" if result.exit_code else f"trainer.max_iter = {longer}; trainer.train()"
-        evaluate = "trainer.evaluate()"
-    else:
-        on = "the same command with --resume" + ("" if result.exit_code else f" SOLVER.MAX_ITER {longer}")
-        files = [_path(cfg, name) for name in ("model_best.pth", "model_final.pth")]
-        weights = " ".join(("MODEL.WEIGHTS", shlex.quote(next(filter(os.path.exists, files), ""))))
-        evaluate = f"the same command with --eval-only {weights}"
-        if hasattr(args, "trainer"):
-            evaluate = f"hookline eval --config-file {shlex.quote(_path(cfg, 'config.yaml'))} {weights}"
-    steps = f"  {'resume:' if result.exit_code else 'train longer:':13} {on}"
+    cfg, args, longer = trainer.cfg, trainer._start.args, 2 * max(trainer.max_iter, result.iteration)
+    ended, is_command = not result.exit_code, hasattr(args, "opts")
+    on = "the same command with --resume" if is_command else "trainer.train()"
+    if ended:
+        on = f"{on} SOLVER.MAX_ITER {longer}" if is_command else f"trainer.max_iter = {longer}; {on}"
+    files = [_path(cfg, name) for name in ("model_best.pth", "model_final.pth")]
+    weights = f"MODEL.WEIGHTS {shlex.quote(next(filter(os.path.exists, files), ''))}"
+    evaluate = f"the same command with --eval-only {weights}" if is_command else "trainer.evaluate()"
+    if hasattr(args, "trainer"):
+        evaluate = f"hookline eval --config-file {shlex.quote(_path(cfg, 'config.yaml'))} {weights}"
+    steps = f"  {'train longer:' if ended else 'resume:':13} {on}"
     return f"{steps}\n  evaluate:     {evaluate}" if cfg.DATASETS.TEST and not evaluate.endswith("''") else steps
 
 
@@ -155,7 +142,8 @@ def name_replay(trainer: Any, error: BaseException) -> None:
     """Add to an error of a step the command that repeats the step, if there is one."""
     iteration = getattr(error, "found_in_step", trainer.iter)  # an error may be found after its step
     of_a_step = isinstance(error, Exception) and not isinstance(error, ConfigError)
-    if of_a_step and (command := trainer.replay_command(iteration)):
+    waits = trainer._start is not None and trainer._start.waits  # then there is nothing to replay
+    if of_a_step and trainer._error is None and not waits and (command := trainer.replay_command(iteration)):
         error.add_note(f"look at this step: {command}")
 
 
@@ -170,35 +158,3 @@ def replay_command(trainer: Any, iteration: int) -> str:
         return shlex.join(["hookline", "replay", shown_path(cfg.OUTPUT_DIR), "--iter", str(iteration), *own])
     config = _path(cfg, "config.yaml")
     return shlex.join(["python", sys.argv[0], "--config-file", config, "--replay", str(iteration)])
-
-
-def draw_at_end(cfg: CfgNode, seconds: float) -> None:
-    """Draw ``curves.png`` into the folder of a run. A picture that cannot be drawn is logged, and not an error.
-
-    Args:
-        cfg: the full config.
-        seconds: how long the process has trained.
-    """
-    setting, folder = cfg.LOG.CURVES, cfg.OUTPUT_DIR
-    if not setting or cfg.FAST_DEV_RUN or not comm.is_main_process():
-        return
-    if setting == "auto" and seconds < LEAST_SECONDS:
-        return
-    if setting == "auto" and os.environ.get("CI"):
-        logger.info('LOG.CURVES: curves.png is not drawn, since the environment variable CI is set ("auto")')
-        return
-    from ...runs.figure import NO_MATPLOTLIB, write_curves
-    from ...runs.reading import read_run
-
-    if find_spec("matplotlib") is None:
-        logger.info("LOG.CURVES: curves.png is not drawn: %s", NO_MATPLOTLIB)
-        return
-    path = os.path.join(folder, "curves.png")
-    try:
-        run = read_run(folder)
-        claim(path)
-        write_curves([run], path)
-    except Exception as error:
-        logger.warning("LOG.CURVES: curves.png is not drawn: %s", first_line(error))
-    else:
-        logger.info("Curves: %s", path)

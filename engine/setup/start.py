@@ -7,35 +7,40 @@ is done, or with the first file that it writes: only then it takes its folder, m
 
 import logging
 import os
-import socket
+import random
 import sys
 import weakref
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 import hookline
 
-from ...command_line import last_parsed
-from ...config import CfgNode, ConfigError, Duration
-from ...config.files.run_folder import RECORDS
-from ...config.values import without_objects
+from ...config import CfgNode, ConfigError, Duration, get_cfg
 from ...config.yaml_files import find_config
-from ...hooks.common.rng import preserve_rng
+from ...hooks.common import preserve_rng
 from .. import comm
+from ..checkpoint.candidates import saved_config
 from ..evaluation import build_metrics, check_metrics
-from ..ranks.environment import check_alone, check_same_config, restarted
+from ..launch import check_alone, check_restarts, check_same_config
 from .check import check_config, unknown_parts
-from .lazy_start import folder_of, lazy_run
 from .logger import LOGGERS, hold_logs, open_logs, release_logs, set_console_level, setup_logger
-from .options import check_processes, check_trains, choose_fast_dev_run, option, shortened
 from .output_dir import OutputDir, RunKind
 from .report import describe_config, describe_environment
-from .seeding import choose_seed, saved_seed, seed_all_rng, set_seed, use_deterministic_algorithms
 
-__all__ = ["RunStart", "begin_inference", "begin_run", "default_setup", "prepared_start", "take_start"]
+__all__ = [
+    "RunStart",
+    "begin_run",
+    "choose_seed",
+    "default_setup",
+    "prepared_start",
+    "seed_all_rng",
+    "set_seed",
+    "take_start",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +59,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     Nothing else is written yet. The first step of :meth:`DefaultTrainer.train`, :func:`begin_run`, or the first file
     that a writer or checkpointer of hookline writes takes OUTPUT_DIR.
 
-    Every rank calls this function. If torchrun restarts the run, because a process failed or a machine joined,
-    ``args.resume`` is set to True.
+    Every rank calls this function.
 
     Args:
         cfg: the full config, or a config of :class:`~hookline.config.LazyConfig`.
@@ -70,9 +74,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     options |= {name: bool(option(args, name)) for name in ("predict", "dry_run")}
     inference = options["eval_only"] or options["predict"]
     check_processes(args)
-    if again := restarted(folder_of(cfg)) and hasattr(args, "resume") and not inference:
-        args.resume = options["resume"] = True
-    choose_fast_dev_run(cfg, args)
+    check_fast_dev_run(cfg, args)
     given, text, lines = cfg, None, {}
     unknown: dict[str, ConfigError] = {}
     if isinstance(cfg, CfgNode):
@@ -86,47 +88,40 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     kind: RunKind = "dry" if options["dry_run"] else "inference" if inference else _training_kind(cfg)
     start = RunStart(cfg, kind, options["resume"], text, given)
     start.args, start.unknown = args, unknown
-    start.prepare()
+    start.prepare(cfg)
     vars(given)[_START] = start
     start.create_folder()
     for builder, error in unknown.items():
         logger.info("Left to the trainer's %s, or to the script: %s", builder, error)
-    if again:
-        logger.info("torchrun restarts this run: it resumes from its last checkpoint")
 
 
-def begin_run(cfg: Any) -> None:
+def begin_run(cfg: Any, kind: RunKind | None = None) -> None:
     """Begin the run that :func:`default_setup` prepared: take OUTPUT_DIR, write ``config.yaml``, open the log.
 
     :class:`DefaultTrainer` calls it. A loop of your own calls it on every rank when everything that may fail is built.
     Does nothing if no run is prepared, or if it has begun.
 
+    Args:
+        cfg: the config that the run was prepared with.
+        kind: begin only a run of this kind.
+
     Raises:
         ConfigError: OUTPUT_DIR cannot be used.
     """
-    start = take_start(cfg)
+    start = take_start(cfg, kind)
     if start is not None:
         start.begin()
 
 
-def take_start(cfg: Any) -> "RunStart | None":
+def take_start(cfg: Any, kind: RunKind | None = None) -> "RunStart | None":
     """Return the start that :func:`default_setup` prepared with this config, and that nobody has taken; or None."""
     start: RunStart | None = vars(cfg).get(_START)
-    if start is None or start.taken:
+    if start is None or start.taken or kind not in (None, start.kind):
         return None
     if cfg is not start.given() and start.path != os.path.abspath(folder_of(cfg)):  # a clone for another run
         return None
     start.taken = True
     return start
-
-
-def begin_inference(cfg: CfgNode) -> None:
-    """Call :func:`begin_run` if an evaluation or prediction is prepared (``--eval-only``, ``--predict``)."""
-    start = take_start(cfg)
-    if start is not None and start.kind == "inference":
-        start.begin()
-    elif start is not None:
-        start.taken = False
 
 
 def prepared_start(cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[CfgNode, RunStart]":
@@ -149,8 +144,7 @@ def prepared_start(cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[Cfg
         check_same_config(cfg, {})
         cfg = cfg.clone()
         start = RunStart(cfg, _training_kind(cfg), resume=None, given=given)
-        start.prepare()
-        start.args = last_parsed()
+        start.prepare(cfg)
         start.taken = True
     elif start.kind == "inference":  # begins when the weights are loaded, by begin_run() or test()
         start.taken = False
@@ -160,10 +154,11 @@ def prepared_start(cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[Cfg
         check_metrics(cfg)
         with preserve_rng():
             build_metrics(cfg)  # a constructor may refuse its arguments, also in a dry run
-    cfg = cfg.clone()  # the given one keeps its relative path
-    cfg.defrost()
+    cfg = cfg.thawed()  # the given one keeps its relative path
     cfg.OUTPUT_DIR = start.path  # the program may change its working directory
-    return shortened(cfg) if cfg.FAST_DEV_RUN else cfg, start
+    if cfg.FAST_DEV_RUN:
+        shorten(cfg)
+    return cfg, start
 
 
 def _training_kind(cfg: Any) -> RunKind:
@@ -187,7 +182,6 @@ class RunStart:
     def __init__(
         self, cfg: CfgNode, kind: RunKind, resume: bool | None, text: str | None = None, given: Any = None
     ) -> None:
-        self._cfg = cfg
         self.given = weakref.ref(cfg if given is None else given)
         self.kind = kind
         self._resume = resume
@@ -216,9 +210,9 @@ class RunStart:
         """Whether the start was prepared for this config."""
         return cfg is self.given() or cfg.dump(sort_keys=False) == self._text
 
-    def prepare(self) -> None:
+    def prepare(self, cfg: CfgNode) -> None:
         """Check the folder, choose the seed and seed with it, and keep log lines in memory. All ranks call it."""
-        cfg, rank = self._cfg, comm.get_rank()
+        rank = comm.get_rank()
         if comm.get_world_size() == 1:
             check_alone()
         if self.kind != "trial":
@@ -242,14 +236,15 @@ class RunStart:
                 logger.info("Config file: %s", find_config(config_file))
             _compare_timeouts(cfg)
             if comm.is_main_process():
-                logger.info("Config, where it differs from the defaults:\n%s", describe_config(cfg))
+                logger.debug("Config, where it differs from the defaults:\n%s", describe_config(cfg))
         seed_all_rng(max(cfg.SEED, 0) + rank)
         # An evaluation runs each shape once or twice: benchmarking algorithms would cost more than it gains.
         torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and self.kind != "inference"
-        use_deterministic_algorithms(cfg.DETERMINISTIC)
+        if cfg.DETERMINISTIC:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is used first
+            torch.use_deterministic_algorithms(True, warn_only=cfg.DETERMINISTIC == "warn")
         if cfg.FLOAT32_PRECISION:
             torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
-        self._cfg = without_objects(cfg)  # this object may outlive the trainer, and must not keep the model alive
 
     def create_folder(self) -> None:
         """Create OUTPUT_DIR if the run will write to it. All ranks call it."""
@@ -267,8 +262,9 @@ class RunStart:
             return -1
         seed: int = comm.on_main_process(lambda: saved_seed(self.path))
         if seed >= 0:
-            set_seed(self._cfg, seed)
-            self._text = self._cfg.dump(sort_keys=False)
+            cfg = CfgNode.load_cfg(self._text)
+            set_seed(cfg, seed)
+            self._text = cfg.dump(sort_keys=False)
         return seed
 
     def begin(self, resume: bool | None = None, trains: bool = True) -> None:
@@ -285,7 +281,6 @@ class RunStart:
             self._resume = resume
         self._trains, self.waits = trains, False
         comm.on_main_process(self._begin_on_main_process)
-        self._check_shared()
         if not comm.is_main_process():
             open_logs(self.path, comm.get_rank())
         self._begun = True
@@ -298,32 +293,23 @@ class RunStart:
             comm.synchronize()
             self.begin()
 
-    def _check_shared(self) -> None:
-        """Warn if a machine does not see the OUTPUT_DIR that rank 0 has taken. All ranks call it."""
-        if comm.get_local_size() == comm.get_world_size():
-            return
-        sees = os.path.isdir(os.path.join(self.path, RECORDS))
-        answers = comm.gather("" if sees else f"rank {comm.get_rank()} (on {socket.gethostname()})")
-        if blind := next(filter(None, answers), ""):
-            logger.warning(
-                "OUTPUT_DIR: %s does not see the folder %s of rank 0. This run will train, but a resume needs its "
-                "checkpoints on every machine: use shared storage, or copy the folder to all machines before --resume",
-                blind,
-                self.path,
-            )
-
     @contextmanager
     def running(self, resume: bool | None, trains: bool) -> Iterator[None]:
         """Begin with the first step; at the end of the block, release the folder for other runs.
 
         A run that has begun before, or that trains nothing, begins at once. A trial has no folder.
         """
-        check_trains(self.args, resume, self.kind == "trial")
+        check_ignored(self.args, "eval_only", "predict", "replay", "samples", "dry_run")
+        if resume is False:
+            check_ignored(self.args, "resume")
+        check_processes(self.args)
         if self.kind == "trial":
             yield
             return
         if resume is not None:
             self._resume = resume
+        if not self._resume:
+            check_restarts()
         self.waits = trains and not self._begun
         if not self.waits:
             self.begin(trains=trains)
@@ -359,3 +345,188 @@ def _compare_timeouts(cfg: CfgNode) -> None:
         logger.warning(
             "PARALLEL.TIMEOUT is %g s, but the ranks were launched with %g s: pass timeout= to launch()", wanted, actual
         )
+
+
+# ---------------------------------------------------------------------- options that a script parses and then ignores
+
+
+def option(args: Any, name: str) -> Any:
+    """Return the value of one of hookline's options; None if the script has an option of its own with that name."""
+    return getattr(args, name, None) if name in getattr(args, "ours", ()) else None
+
+
+def check_ignored(args: Any, *names: str) -> None:
+    """Raise a ConfigError if the command line has one of these options, which the script does not handle."""
+    for name in names:
+        value = option(args, name)
+        if value is not None and value is not False:  # --replay 0 is one
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: this script ignores the option; end it with run(Trainer, args), which "
+                "handles all, or call launch(main, args.num_gpus, ...) and trainer.resume_or_load(resume=args.resume)"
+            )
+
+
+def check_processes(args: Any) -> None:
+    """Raise a ConfigError if there are fewer processes than the command line asks for."""
+    asked = {name: option(args, name) or 1 for name in ("num_gpus", "num_machines")}
+    if asked["num_gpus"] * asked["num_machines"] > comm.get_world_size():
+        check_ignored(args, *(name for name, number in asked.items() if number > 1))
+
+
+# ---------------------------------------------------------------------- a trial run
+
+
+def check_fast_dev_run(cfg: Any, args: Any) -> None:
+    """Raise a ConfigError if an option contradicts FAST_DEV_RUN."""
+    for name in ("resume", "eval_only", "predict"):
+        if isinstance(cfg, CfgNode) and cfg.FAST_DEV_RUN and option(args, name):
+            raise ConfigError(
+                f"FAST_DEV_RUN: tries a new run, so leave out --{name.replace('_', '-')}; to start from "
+                "weights, set MODEL.WEIGHTS"
+            )
+
+
+def shorten(cfg: CfgNode) -> None:
+    """Make a config that of the trial run: one epoch of FAST_DEV_RUN iterations, then one evaluation.
+
+    Nothing is written: no checkpoints, and metrics go to the console only.
+    """
+    loader, number = cfg.DATALOADER, cfg.FAST_DEV_RUN
+    for section, name in ((loader, "ITERS_PER_EPOCH"), (cfg.TEST.PRECISE_BN, "NUM_ITER")):
+        section[name] = min(section[name], number)
+    for name in ("LIMIT_TRAIN_BATCHES", "LIMIT_TEST_BATCHES"):
+        loader[name] = min(loader[name] or number, number)
+    never = ["SOLVER.WARMUP_ITERS", "SOLVER.CHECKPOINT_PERIOD", "TEST.EVAL_PERIOD", "TEST.SANITY_CHECK_BATCHES"]
+    never += ["CHECKPOINT.BEST.PERIOD", "CHECKPOINT.ROLLING.PERIOD"]
+    off = ["TEST.EVAL_ON_START", "CHECKPOINT.LOAD_BEST_AT_END", "CHECKPOINT.ON_EXCEPTION"]
+    changes = {"SOLVER.MAX_ITER": number, "TEST.EXPECTED_RESULTS": [], "LOG.WRITERS": ["CommonMetricPrinter"]}
+    changes |= {"LOG.PERIOD": 1, **dict.fromkeys(never, 0), **dict.fromkeys(off, False)}
+    cfg.merge_from_list([part for pair in changes.items() for part in pair])
+
+
+# ---------------------------------------------------------------------- LazyConfigs
+
+# The key of the defaults, and where LazyConfigs have it.
+_KEYS = {
+    "OUTPUT_DIR": ("OUTPUT_DIR", "output_dir", "train.output_dir"),
+    "SEED": ("SEED", "seed", "train.seed"),
+    "CUDNN_BENCHMARK": ("CUDNN_BENCHMARK", "train.cudnn_benchmark"),
+    "FLOAT32_PRECISION": ("FLOAT32_PRECISION", "train.float32_precision"),
+    "MODEL.WEIGHTS": ("train.init_checkpoint",),
+}
+
+
+def folder_of(cfg: Any) -> str:
+    """Return the output folder of a config.
+
+    Raises:
+        ConfigError: it is not set.
+    """
+    if isinstance(cfg, CfgNode):
+        return cfg.OUTPUT_DIR
+    _, folder = _find(cfg, "OUTPUT_DIR")
+    if not folder:
+        raise ConfigError("train.output_dir: is not set; it is the folder of the run")
+    return folder
+
+
+def lazy_run(cfg: Any, resume: bool) -> tuple[CfgNode, str]:
+    """Return the keys that the start of a run uses, and the text of ``config.yaml``.
+
+    A seed that is missing or negative is drawn, the same for all ranks, or taken from the run that is resumed. It is
+    put into the config.
+
+    Args:
+        cfg: a config of :class:`~hookline.config.LazyConfig`.
+        resume: whether the run in the output folder is resumed.
+    """
+    from omegaconf import OmegaConf
+
+    from ...config.lazy import as_yaml
+
+    run = get_cfg()
+    run.OUTPUT_DIR = folder_of(cfg)
+    for name in ("CUDNN_BENCHMARK", "FLOAT32_PRECISION", "MODEL.WEIGHTS"):
+        _, value = _find(cfg, name)
+        if value is not None:
+            run.merge_from_list([name, value])
+    key, seed = _find(cfg, "SEED")
+    if seed is None or seed < 0:
+        seed = comm.broadcast_object(_draw(run.OUTPUT_DIR, resume))
+        OmegaConf.update(cfg, key, seed, force_add=True)
+    run.SEED = seed
+    return run, as_yaml(cfg)[0]
+
+
+def _find(cfg: Any, name: str) -> tuple[str, Any]:
+    """Return the key under which a config has a value, and the value; the last key, and None, if it has none."""
+    from omegaconf import OmegaConf
+
+    for key in _KEYS[name]:
+        value = OmegaConf.select(cfg, key)
+        if value is not None:
+            return key, value
+    return _KEYS[name][-1], None
+
+
+def _draw(folder: str, resume: bool) -> int:
+    """Draw a seed, or read the resumed run's."""
+    from ...config import LazyConfig
+
+    path = os.path.join(folder, "config.yaml")
+    seed = _find(LazyConfig.load(path), "SEED")[1] if resume and os.path.isfile(path) else None
+    return int.from_bytes(os.urandom(4), "little") % 2**31 if seed is None else seed
+
+
+# ---------------------------------------------------------------------------- seeds
+
+
+def choose_seed(cfg: CfgNode, resume: bool) -> None:
+    """Set SEED to a random seed if it is negative. All ranks get the same one.
+
+    Args:
+        cfg: the full config; it is changed.
+        resume: reuse the seed of the run in OUTPUT_DIR, from its ``config.yaml`` or else from its last readable
+            checkpoint.
+    """
+    if cfg.SEED >= 0:
+        return
+
+    def choose() -> int:
+        seed = saved_seed(cfg.OUTPUT_DIR) if resume else -1
+        return seed if seed >= 0 else int.from_bytes(os.urandom(4), "little") % 2**31
+
+    set_seed(cfg, comm.on_main_process(choose))
+
+
+def saved_seed(folder: str) -> int:
+    """Return the seed of the run in a folder; negative if there is none."""
+    path = os.path.join(folder, "config.yaml")
+    if os.path.isfile(path):
+        saved: Any = CfgNode.load_yaml_with_base(path)
+    else:
+        saved = CfgNode.load_cfg(saved_config(folder) or "{}")
+    return int(saved.get("SEED", -1))
+
+
+def set_seed(cfg: CfgNode, seed: int) -> None:
+    """Set SEED, also in a frozen config."""
+    frozen = cfg.is_frozen()
+    cfg.defrost()
+    cfg.SEED = seed
+    if frozen:
+        cfg.freeze()
+
+
+def seed_all_rng(seed: int | None = None) -> None:
+    """Seed the random number generators of python, numpy and torch.
+
+    Args:
+        seed: not negative. None: a random seed, which is logged.
+    """
+    if seed is None:
+        seed = int.from_bytes(os.urandom(4), "little")
+        logger.info("Random seed: %d", seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

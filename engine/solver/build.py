@@ -13,9 +13,7 @@ from torch.optim import Optimizer
 from ...config import CfgNode, ConfigError, Registry, suggest
 from ...config.components import Slot, errors_at
 from ...config.values import ObjectName
-from ...hooks.common.models import refuse_closure
-from ...hooks.common.rng import gpus_of, preserve_rng
-from ...hooks.common.tensors import is_sharded
+from ...hooks.common import is_sharded, refuse_closure, start_momentum
 from .clipping import build_grad_clipper, maybe_add_gradient_clipping
 from .param_groups import (
     apply_param_rules,
@@ -25,7 +23,7 @@ from .param_groups import (
     warn_of_unused,
 )
 from .schedules import build_lr_scheduler, check_scheduler
-from .several import NothingToTrainError, OptimizerList, check_parts, parameters_of_parts, solver_parts
+from .several import NothingToTrainError, OptimizerList, parameters_of_parts, solver_parts
 
 # The others are imported from here by code written for detectron2.
 __all__ = [
@@ -56,11 +54,10 @@ for _optimizer in vars(torch.optim).values():
         OPTIMIZER_REGISTRY.register(_optimizer)
 
 FUSED = {
-    torch.optim.SGD: ("cpu", "cuda"),
-    torch.optim.Adam: ("cpu", "cuda"),  # includes its subclass AdamW
-    torch.optim.Adagrad: ("cpu",),  # on cuda only in newer versions of torch
+    "cpu": (torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad),  # Adam includes its subclass AdamW
+    "cuda": (torch.optim.SGD, torch.optim.Adam),  # Adagrad only in newer versions of torch
 }
-"""Devices on which an optimizer has a fused step, which is two to four times as fast."""
+"""Optimizers with a fused step on a device, which is two to four times as fast."""
 
 
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> Any:
@@ -71,18 +68,15 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Any:
     Arguments that ``OPTIMIZER.ARGS`` does not set come from the other keys of ``SOLVER``. The fused implementation is
     used where the optimizer has one for the device, unless ``ARGS`` selects an implementation or the fused step cannot
     update sharded parameters (FSDP2). If ``CLIP_GRADIENTS`` is enabled, ``step`` clips the gradients of its optimizer;
-    a trainer's step clips those of all optimizers together. If parameters are sharded, all ranks must call this
-    function.
-
+    a trainer's step clips those of all optimizers together.
     Raises:
         ConfigError: name or arguments are wrong, there is nothing to train, or the optimizer cannot update the
             parameters.
     """
     if cfg.SOLVER.OPTIMIZERS:
-        parameters = parameters_of_parts(cfg, model)
-        every = {name: entry.get("EVERY", 1) for name, entry in cfg.SOLVER.OPTIMIZERS.items()}
         parts = solver_parts(cfg).items()
-        return OptimizerList({name: _build_one(part, model, parameters[name]) for name, part in parts}, every)
+        parameters = parameters_of_parts(cfg, model)
+        return OptimizerList({name: _build_one(part, model, parameters[name]) for name, part in parts})
     name = getattr(cfg.SOLVER.OPTIMIZER, "NAME", None)
     if isinstance(name, ObjectName) and name.is_component:
         return _check_given(cfg, model, name)
@@ -93,7 +87,7 @@ def _check_given(cfg: CfgNode, model: nn.Module, name: ObjectName) -> Optimizer:
     """Return the optimizer that the config holds itself, in place of a name."""
     optimizer: Optimizer = name.value
     by = f"{name}, which has its own groups: pass its class and arguments"
-    warn_of_unused(cfg, dict.fromkeys(("PARAM_GROUPS", "LAYER_DECAY", "BIAS_LR_FACTOR"), False), by)
+    warn_of_unused(cfg, dict.fromkeys(("PARAM_GROUPS", "BIAS_LR_FACTOR"), False), by)
     parameters = set(model.parameters())
     if any(map(is_sharded, parameters)):
         raise ConfigError(
@@ -136,8 +130,6 @@ def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | N
         offered |= {"momentum": solver.MOMENTUM, "nesterov": solver.NESTEROV}
     if not args.keys() & {"fused", "foreach", "differentiable"} and _can_fuse(target, model, groups):
         offered["fused"] = True
-    if any(is_sharded(parameter) for group in groups for parameter in group["params"]):
-        offered = _try_sharded(cfg, model, groups, offered)
     try:
         optimizer: Optimizer = OPTIMIZER_SLOT.build(cfg, groups, **offered)
     except ValueError as error:
@@ -150,59 +142,18 @@ def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | N
             f"SOLVER.PARAM_GROUPS: {type(optimizer).__name__} has no setting {setting!r}"
             f"{suggest(setting, optimizer.defaults) or '.'} It has: {', '.join(optimizer.defaults)}"
         )
-    _start_momentum(optimizer)
+    start_momentum(optimizer)
     return maybe_add_gradient_clipping(cfg, optimizer)
 
 
 def _can_fuse(target: Any, model: nn.Module, groups: list[dict[str, Any]]) -> bool:
-    kinds = {(parameter.device.type, parameter.dtype) for group in groups for parameter in group["params"]}
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    kinds = {(parameter.device.type, parameter.dtype, is_sharded(parameter)) for parameter in parameters}
     if len(kinds) > 1 or any(getattr(module, "sparse", False) for module in model.modules()):
         return False
-    device, dtype = kinds.pop()
-    bases = tuple(base for base, devices in FUSED.items() if device in devices)
+    device, dtype, sharded = kinds.pop()
+    bases = torch.optim.Adam if sharded else FUSED.get(device, ())  # torch has no other one for DTensors
     return dtype.is_floating_point and isinstance(target, type) and issubclass(target, bases)
-
-
-def _try_sharded(
-    cfg: CfgNode, model: nn.Module, groups: list[dict[str, Any]], offered: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the arguments with which the optimizer can update sharded parameters: with ``fused`` or without.
-
-    torch has no list of the operations that support them. This steps new optimizers over copies of the smallest
-    parameter of each kind, with gradients of 0. All ranks have the same result.
-    """
-    smallest: dict[tuple[bool, int], torch.Tensor] = {}
-    for parameter in sorted((p for group in groups for p in group["params"]), key=torch.Tensor.numel):
-        smallest.setdefault((is_sharded(parameter), parameter.ndim), parameter)
-    reason = ""
-    for fused in (True, False) if "fused" in offered else (False,):
-        arguments = offered if fused else {name: value for name, value in offered.items() if name != "fused"}
-        copies = [nn.Parameter(torch.zeros_like(parameter)) for parameter in smallest.values()]
-        for copy in copies:
-            copy.grad = torch.zeros_like(copy)
-        try:
-            with preserve_rng(gpus_of(model)):
-                OPTIMIZER_SLOT.build(cfg, [{"params": copies}], **arguments).step()
-            return arguments
-        except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0].partition('. ')[0]}"
-    ((name, args, _),) = OPTIMIZER_SLOT.entries(cfg)
-    raise ConfigError(
-        f"SOLVER.OPTIMIZER: {name} with ARGS {dict(args)} cannot update parameters that are sharded over ranks "
-        f'({reason}); use another optimizer, such as AdamW, or set PARALLEL.NAME to "ddp"'
-    )
-
-
-def _start_momentum(optimizer: Optimizer) -> None:
-    """Give fused SGD a momentum of zero, with which its first update is the same.
-
-    By itself it leaves the momentum unset if a scaler skips the first update, and fails if a parameter has its first
-    gradient in a later step.
-    """
-    for group in optimizer.param_groups:
-        if group.get("fused") and group.get("momentum") and not group.get("dampening"):
-            for parameter in group["params"]:
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def optimizer_or_problem(build: Callable[[], Any]) -> tuple[Any, str]:
@@ -223,7 +174,6 @@ def check_solver(cfg: CfgNode) -> None:
         ConfigError: the first problem found.
     """
     parts: Mapping[str, CfgNode] = {f"SOLVER.OPTIMIZERS.{name}": part for name, part in solver_parts(cfg).items()}
-    check_parts(cfg)
     for key, part in (parts or {"": cfg}).items():
         with errors_at(key) if key else nullcontext():
             check_param_rules(part)

@@ -8,13 +8,11 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 from ...config import CfgNode, ConfigError
-from ...hooks.common.models import optimizers_of
-from ...hooks.common.tensors import is_sharded, local_part
+from ...hooks.common import is_sharded, local_part, optimizers_of
 
 __all__ = [
     "ClipBeforeStep",
@@ -47,19 +45,18 @@ def build_grad_clipper(cfg: CfgNode) -> GradClipper | None:
     """
     clip = cfg.SOLVER.CLIP_GRADIENTS
     if not clip.ENABLED:
-        return partial(_measure, clip=None, norm_type=2.0) if cfg.LOG.GRAD_NORM else None
+        return partial(_clip, kind="", limit=0.0, norm_type=2.0, with_norm=True) if cfg.LOG.GRAD_NORM else None
     for name in ("CLIP_VALUE", "NORM_TYPE"):
         if not clip[name] > 0:  # also refuses NaN
             raise ConfigError(f"SOLVER.CLIP_GRADIENTS.{name}: must be greater than 0, not {clip[name]}")
-    if clip.CLIP_TYPE not in _CLIPPERS:
+    if clip.CLIP_TYPE not in ("value", "norm", "full_model", "param_norm"):
         raise ConfigError(
             f'SOLVER.CLIP_GRADIENTS.CLIP_TYPE is {clip.CLIP_TYPE!r}; use "value", "norm" (global), "full_model" (the '
             'same) or "param_norm"'
         )
-    clipper = partial(_CLIPPERS[clip.CLIP_TYPE], limit=clip.CLIP_VALUE, norm_type=clip.NORM_TYPE)
-    if cfg.LOG.GRAD_NORM and _CLIPPERS[clip.CLIP_TYPE] is not _clip_norm:
-        return partial(_measure, clip=clipper, norm_type=clip.NORM_TYPE)
-    return clipper
+    return partial(
+        _clip, kind=clip.CLIP_TYPE, limit=clip.CLIP_VALUE, norm_type=clip.NORM_TYPE, with_norm=cfg.LOG.GRAD_NORM
+    )
 
 
 def maybe_add_gradient_clipping(cfg: CfgNode, optimizer: OptimizerOrType) -> OptimizerOrType:
@@ -75,9 +72,8 @@ def maybe_add_gradient_clipping(cfg: CfgNode, optimizer: OptimizerOrType) -> Opt
     clip = build_grad_clipper(cfg)
     if clip is None or not cfg.SOLVER.CLIP_GRADIENTS.ENABLED:
         return optimizer
-    if cfg.SOLVER.CLIP_GRADIENTS.CLIP_TYPE == "norm":
-        logger.log(
-            logging.WARNING if "hookline.detectron2" in sys.modules else logging.INFO,
+    if cfg.SOLVER.CLIP_GRADIENTS.CLIP_TYPE == "norm" and "hookline.detectron2" in sys.modules:
+        logger.warning(
             'SOLVER.CLIP_GRADIENTS.CLIP_TYPE "norm" limits the norm of all gradients together. detectron2\'s "norm" '
             'limits that of each parameter: set "param_norm" for it',
         )
@@ -144,101 +140,71 @@ def clipper_of(optimizer: Any) -> GradClipper | None:
 
 # ---------------------------------------------------------------------- arithmetic
 
-# Foreach calls are faster than nn.utils.clip_grad_norm_, which groups gradients by device and dtype first. Of sharded
-# gradients each rank handles its shards. The host never waits for the device.
+# Foreach calls are faster than nn.utils.clip_grad_norm_, which groups gradients by device and dtype in another way. Of
+# sharded gradients each rank handles its shards. The host never waits for the device.
 
 
-def _clip_value(parameters: list[nn.Parameter], limit: float, norm_type: float = 2.0) -> None:
-    if own := [local_part(grad) for grad in _gradients(parameters)]:
-        torch._foreach_clamp_max_(own, limit)
-        torch._foreach_clamp_min_(own, -limit)
-
-
-def _clip_norm(parameters: list[nn.Parameter], limit: float, norm_type: float) -> torch.Tensor:
-    grads = _gradients(parameters)
-    norm = torch.linalg.vector_norm(_norms(grads, norm_type), norm_type)
-    own = [local_part(grad) for grad in grads]
-    kinds = {(grad.device, grad.dtype) for grad in own}
-    for kind in kinds:
-        same = own if len(kinds) == 1 else [grad for grad in own if (grad.device, grad.dtype) == kind]
-        torch._foreach_mul_(same, _factors(norm, limit).to(*kind))
+def _clip(
+    parameters: list[nn.Parameter], kind: str, limit: float, norm_type: float, with_norm: bool
+) -> torch.Tensor | None:
+    """Clip gradients, or none if ``kind`` is empty, and return their global norm if it is needed."""
+    alike = _alike(parameters)
+    together = kind in ("norm", "full_model")
+    norm = _total_norm(alike, norm_type) if together or with_norm else None
+    for grads in alike if kind else ():
+        own = list(map(local_part, grads))
+        if kind == "value":
+            torch._foreach_clamp_max_(own, limit)
+            torch._foreach_clamp_min_(own, -limit)
+            continue
+        norms: Any = norm if together else _norms(grads, norm_type)
+        factors = (limit / (norms + 1e-6)).clamp(max=1.0).to(own[0])  # keeps NaN
+        torch._foreach_mul_(own, factors if together else list(factors.unbind()))
     return norm
 
 
-def _clip_each_norm(parameters: list[nn.Parameter], limit: float, norm_type: float) -> None:
-    grads = _gradients(parameters)
-    own = [local_part(grad) for grad in grads]
-    factors = _factors(_norms(grads, norm_type), limit).unbind()
-    if own:
-        torch._foreach_mul_(own, [factor.to(grad) for factor, grad in zip(factors, own, strict=True)])
+def _alike(parameters: list[nn.Parameter]) -> list[list[Any]]:
+    """Return the gradients in lists, each of one device, dtype and way of sharding.
 
-
-_CLIPPERS: dict[str, Callable[..., torch.Tensor | None]] = {
-    "value": _clip_value,
-    "norm": _clip_norm,
-    "full_model": _clip_norm,
-    "param_norm": _clip_each_norm,
-}
-
-
-def _measure(parameters: list[nn.Parameter], clip: GradClipper | None, norm_type: float) -> torch.Tensor:
-    """Return the global norm, and clip in another way, if at all."""
-    norm = torch.linalg.vector_norm(_norms(_gradients(parameters), norm_type), norm_type)
-    if clip is not None:
-        clip(parameters)
-    return norm
-
-
-def _gradients(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
-    """Return the gradients. Sums over ranks that are still to be taken (DTensor's ``Partial``) are taken."""
+    Sums over ranks that are still to be taken (DTensor's ``Partial``) are taken.
+    """
+    found: dict[Any, list[Any]] = {}
     for parameter in parameters:
         grad: Any = parameter.grad
-        if is_sharded(grad) and any(placement.is_partial() for placement in grad.placements):
-            parameter.grad = grad.redistribute(placements=cast(Any, parameter).placements)
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if grad is None:
+            continue
+        kind: tuple[Any, ...] = (grad.device, grad.dtype)
+        if is_sharded(grad):
+            if any(placement.is_partial() for placement in grad.placements):
+                parameter.grad = grad = grad.redistribute(placements=cast(Any, parameter).placements)
+            kind = (*kind, grad.device_mesh, grad.placements)
+        found.setdefault(kind, []).append(grad)
+    return list(found.values())
 
 
-def _norms(grads: list[torch.Tensor], norm_type: float) -> torch.Tensor:
-    """Return the norm of each gradient. Shards need one all-reduce for each group of ranks over which some are."""
-    if not grads:
-        return torch.zeros(1)
-    own = [local_part(grad) for grad in grads]
+def _total_norm(alike: list[list[Any]], norm_type: float) -> torch.Tensor:
+    norms = [_norms(grads, norm_type) for grads in alike] or [torch.zeros(1)]
+    if len(norms) > 1:
+        norms = [torch.cat([norm.to(norms[0].device) for norm in norms])]
+    return torch.linalg.vector_norm(norms[0], norm_type)
+
+
+def _norms(grads: list[Any], norm_type: float) -> torch.Tensor:
+    """Return the norm of each gradient. Shards, of one way of sharding, need one all-reduce."""
+    own = list(map(local_part, grads))
     if norm_type == math.inf:  # a rank may have an empty shard, which has no maximum
-        norms = [part.abs().max() if part.numel() else part.new_zeros(()) for part in own]
+        values = torch.stack([part.abs().max() if part.numel() else part.new_zeros(()) for part in own])
     else:
-        norms = list(torch._foreach_norm(own, norm_type))
-    if len({norm.device for norm in norms}) > 1:
-        norms = [norm.to(norms[0].device) for norm in norms]
-    values = torch.stack(norms)
-    if not any(map(is_sharded, grads)):
+        values = torch.stack(torch._foreach_norm(own, norm_type))
+    if not is_sharded(grads[0]):
         return values
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
     exact = values.to(torch.promote_types(values.dtype, torch.float32))
     if norm_type == math.inf:  # the maximum over ranks would lose a NaN, so NaN becomes infinity
-        exact = exact.nan_to_num(nan=math.inf, posinf=math.inf)
-        return _reduce(exact, grads, dist.ReduceOp.MAX).to(values.dtype)
-    return _reduce(exact.pow(norm_type), grads, dist.ReduceOp.SUM).pow(1.0 / norm_type).to(values.dtype)
-
-
-def _reduce(values: torch.Tensor, grads: list[Any], op: Any) -> torch.Tensor:
-    """Reduce a value of each gradient over the ranks that have its shards."""
-    kinds: dict[Any, list[int]] = {}
-    for index, grad in enumerate(grads):
-        if is_sharded(grad):
-            kinds.setdefault((grad.device_mesh, grad.placements), []).append(index)
-    rows: dict[Any, list[int]] = {}
-    for (mesh, placements), indices in kinds.items():
-        for dim, placement in enumerate(placements):
-            if not placement.is_replicate() and mesh.size(dim) > 1:
-                rows.setdefault(mesh.get_group(dim), []).extend(indices)
-    for group, indices in rows.items():
-        parts = list(values.unbind())
-        chosen = torch.stack([parts[index] for index in indices])
-        dist.all_reduce(chosen, op, group=group)
-        for index, value in zip(indices, chosen.unbind(), strict=True):
-            parts[index] = value
-        values = torch.stack(parts)
-    return values
-
-
-def _factors(norms: torch.Tensor, limit: float) -> torch.Tensor:
-    return (limit / (norms + 1e-6)).clamp(max=1.0)  # clamp keeps NaN
+        exact, reduce = exact.nan_to_num(nan=math.inf, posinf=math.inf), "max"
+    else:
+        exact, reduce = exact.pow(norm_type), "sum"
+    placements = [Replicate() if one.is_replicate() else Partial(reduce) for one in grads[0].placements]
+    whole = DTensor.from_local(exact, grads[0].device_mesh, placements, run_check=False).full_tensor()
+    return (whole if norm_type == math.inf else whole.pow(1.0 / norm_type)).to(values)

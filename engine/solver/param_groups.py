@@ -3,15 +3,17 @@
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
-from ...config import CfgNode, ConfigError, get_cfg, suggest
-from ...hooks.common.models import describe_no_match, parameters_of
+from ...config import CfgNode, ConfigError, get_cfg
+from ...config.components import errors_at
+from ...config.signatures import bind
+from ...hooks.common import describe_no_match, matching_parameters
 
 __all__ = [
-    "KEYS",
     "apply_param_rules",
     "check_param_rules",
     "find_parameters",
@@ -21,9 +23,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-KEYS = ("PARAMS", "REGEX", "LR_FACTOR", "WEIGHT_DECAY", "ARGS")
-"""Keys of a rule in ``SOLVER.PARAM_GROUPS``."""
 
 NORM_MODULES = (
     nn.modules.batchnorm._BatchNorm,  # 1d, 2d, 3d, SyncBatchNorm
@@ -67,16 +66,14 @@ def get_default_optimizer_params(
     scales_bias = bias_lr_factor is not None and bias_lr_factor != 1.0
     if base_lr is None and (scales_bias or lr_factor_func is not None):
         raise ValueError("bias_lr_factor and lr_factor_func scale base_lr: give base_lr too")
-    special = {name: dict(values) for name, values in (overrides or {}).items()}
+    special = dict(overrides or {})
     bias: dict[str, Any] = {}
     if scales_bias:
         bias["lr"] = base_lr * bias_lr_factor  # type: ignore[operator]
     if weight_decay_bias is not None:
         bias["weight_decay"] = weight_decay_bias
-    if bias and "bias" in special:
+    if bias and special.setdefault("bias", bias) is not bias:
         raise ValueError('overrides["bias"] contradicts bias_lr_factor or weight_decay_bias: give one of them')
-    if bias:
-        special["bias"] = bias
 
     common = {"lr": base_lr, "weight_decay": weight_decay}
     groups = []
@@ -114,7 +111,7 @@ def reduce_param_groups(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def _expand_param_groups(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a group for each parameter, with the values of all its groups."""
+    """Return a group for each parameter, with the values of all its groups. Projects of detectron2 import it."""
     expanded: dict[Any, dict[str, Any]] = {}
     for group in groups:
         for parameter in group["params"]:
@@ -130,11 +127,11 @@ def warn_of_unused(cfg: CfgNode, used: Mapping[str, bool], by: str) -> None:
             logger.warning("SOLVER.%s: %r has no effect on %s", key, solver[key], by)
 
 
-# ---------------------------------------------------------------------- SOLVER.PARAM_GROUPS and SOLVER.LAYER_DECAY
+# ---------------------------------------------------------------------- SOLVER.PARAM_GROUPS
 
 
 def apply_param_rules(cfg: CfgNode, model: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return parameter groups with the settings of ``SOLVER.PARAM_GROUPS`` and ``SOLVER.LAYER_DECAY``.
+    """Return parameter groups with the settings of ``SOLVER.PARAM_GROUPS``.
 
     Args:
         cfg: the config.
@@ -144,51 +141,32 @@ def apply_param_rules(cfg: CfgNode, model: nn.Module, groups: list[dict[str, Any
     Raises:
         ConfigError: a rule is malformed or matches nothing.
     """
-    check_param_rules(cfg)
-    rules, decay = cfg.SOLVER.PARAM_GROUPS, cfg.SOLVER.LAYER_DECAY
-    if not rules and decay.FACTOR == 1.0:
+    rules = check_param_rules(cfg)
+    if not rules:
         return groups
     settings: dict[nn.Parameter, dict[str, Any]] = {}
     for i, rule in enumerate(rules):
-        values = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in rule.get("ARGS", {}).items()
-        }
-        values |= {name.lower(): rule[name] for name in ("WEIGHT_DECAY", "LR_FACTOR") if name in rule}
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in rule.ARGS.items()}
+        values |= {name.lower(): number for name, number in rule.numbers().items()}
         for parameter in _matching(model, rule, f"SOLVER.PARAM_GROUPS[{i}]"):
             settings[parameter] = {**values, **settings.get(parameter, {})}  # the first rule has precedence
-    factors = _layer_factors(model, decay) if decay.FACTOR != 1.0 else {}
     split = []
     for group in groups:
         for parameter in group["params"]:
             own = settings.get(parameter, {}).copy()
-            lr = group["lr"] * own.pop("lr_factor", 1.0) * factors.get(parameter, 1.0)
+            lr = group["lr"] * own.pop("lr_factor", 1.0)
             split.append({**group, **own, "params": [parameter], "lr": lr})
     return reduce_param_groups(split)
 
 
-def _matching(model: nn.Module, rule: Mapping[str, Any], key: str) -> list[nn.Parameter]:
-    if "PARAMS" in rule:
-        return list(find_parameters(model, rule["PARAMS"], f"{key}.PARAMS").values())
+def _matching(model: nn.Module, rule: "_Rule", key: str) -> list[nn.Parameter]:
+    if rule.PARAMS is not None:
+        return list(find_parameters(model, rule.PARAMS, f"{key}.PARAMS").values())
     named = {name.replace("_orig_mod.", ""): parameter for name, parameter in model.named_parameters()}
-    found = [parameter for name, parameter in named.items() if re.search(rule["REGEX"], name)]
+    found = [parameter for name, parameter in named.items() if re.search(rule.REGEX or "", name)]
     if not found:
-        shown = ", ".join(list(named)[:10]) + (", …" if len(named) > 10 else "")
-        raise ConfigError(f"{key}.REGEX: {rule['REGEX']!r} is found in no parameter's name. Names: {shown}")
+        raise ConfigError(f"{key}.REGEX: {rule.REGEX!r} is found in no parameter's name, such as {next(iter(named))}")
     return found
-
-
-def _layer_factors(model: nn.Module, decay: CfgNode) -> dict[nn.Parameter, float]:
-    """Return each parameter's factor. A pattern that matches several submodules stands for as many layers."""
-    layers: dict[str, list[nn.Parameter]] = {}
-    for pattern in decay.LAYERS:
-        depth = pattern.count(".") + 1
-        for name, parameter in find_parameters(model, pattern, "SOLVER.LAYER_DECAY.LAYERS").items():
-            layers.setdefault(f"{pattern} {'.'.join(name.split('.')[:depth])}", []).append(parameter)
-    factors: dict[nn.Parameter, float] = {}
-    for i, layer in enumerate(layers.values()):
-        for parameter in layer:
-            factors.setdefault(parameter, decay.FACTOR ** (len(layers) - 1 - i))
-    return factors
 
 
 def find_parameters(model: nn.Module, patterns: str | Iterable[str], key: str) -> dict[str, nn.Parameter]:
@@ -196,7 +174,7 @@ def find_parameters(model: nn.Module, patterns: str | Iterable[str], key: str) -
 
     Args:
         model: the model.
-        patterns: see :func:`~hookline.hooks.common.models.matches`.
+        patterns: see :func:`~hookline.hooks.common.matches`.
         key: the config key, for messages.
 
     Raises:
@@ -204,55 +182,52 @@ def find_parameters(model: nn.Module, patterns: str | Iterable[str], key: str) -
     """
     found: dict[str, nn.Parameter] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        matched = parameters_of(model, pattern)
+        matched = matching_parameters(model, pattern)
         if not matched:
             raise ConfigError(f"{key}: {describe_no_match(model, pattern, [n for n, _ in model.named_parameters()])}")
         found |= matched
     return found
 
 
-def check_param_rules(cfg: CfgNode) -> None:
-    """Check the form of the rules.
+@dataclass(kw_only=True)
+class _Rule:
+    """A rule of ``SOLVER.PARAM_GROUPS``."""
+
+    PARAMS: str | list[str] | None = None
+    REGEX: str | None = None
+    LR_FACTOR: float | None = None
+    WEIGHT_DECAY: float | None = None
+    ARGS: dict[str, Any] = field(default_factory=dict)
+
+    def numbers(self) -> dict[str, float]:
+        """Return the numbers that the rule sets."""
+        numbers = {"LR_FACTOR": self.LR_FACTOR, "WEIGHT_DECAY": self.WEIGHT_DECAY}
+        return {name: number for name, number in numbers.items() if number is not None}
+
+
+def check_param_rules(cfg: CfgNode) -> list[_Rule]:
+    """Check the form of the rules, and return them.
 
     Raises:
         ConfigError: the first problem found.
     """
-    for i, rule in enumerate(cfg.SOLVER.PARAM_GROUPS):
+    rules = []
+    for i, entry in enumerate(cfg.SOLVER.PARAM_GROUPS):
         key = f"SOLVER.PARAM_GROUPS[{i}]"
-        if not isinstance(rule, Mapping):
-            raise ConfigError(f"{key}: a rule is a mapping such as {{PARAMS: backbone, LR_FACTOR: 0.1}}, not {rule!r}")
-        for name in rule:
-            if name not in KEYS:
-                raise ConfigError(
-                    f"{key}.{name}: there is no such key{suggest(str(name), KEYS) or '.'} Keys: {', '.join(KEYS)}"
-                )
-        if ("PARAMS" in rule) == ("REGEX" in rule):
+        if not isinstance(entry, Mapping):
+            raise ConfigError(f"{key}: a rule is a mapping such as {{PARAMS: backbone, LR_FACTOR: 0.1}}, not {entry!r}")
+        _, values = bind(_Rule, entry, key=key, label="a rule")
+        rule = _Rule(**values)
+        if (rule.PARAMS is None) == (rule.REGEX is None):
             raise ConfigError(f"{key}: needs one of PARAMS and REGEX")
-        if len(rule) == 1:
+        if not (rule.numbers() or rule.ARGS):
             raise ConfigError(f"{key}: sets nothing; give LR_FACTOR, WEIGHT_DECAY or ARGS")
-        for name in ("LR_FACTOR", "WEIGHT_DECAY"):
-            number = rule.get(name, 0)
-            if isinstance(number, bool) or not isinstance(number, int | float) or not number >= 0:
+        for name, number in rule.numbers().items():
+            if not number >= 0:  # also refuses NaN
                 raise ConfigError(f"{key}.{name}: expected a number that is not negative, got {number!r}")
-        if not isinstance(rule.get("ARGS", {}), Mapping):
-            raise ConfigError(f"{key}.ARGS: expected a mapping of the optimizer's settings, got {rule['ARGS']!r}")
-        if "lr" in rule.get("ARGS", {}):
+        if "lr" in rule.ARGS:
             raise ConfigError(f"{key}.ARGS.lr: use LR_FACTOR, a multiple of SOLVER.BASE_LR")
-        _check_patterns(rule.get("PARAMS", "*"), f"{key}.PARAMS")
-        try:
-            re.compile(rule.get("REGEX", ""))
-        except (re.error, TypeError) as error:
-            raise ConfigError(f"{key}.REGEX: {rule['REGEX']!r} is not a regular expression: {error}") from None
-    decay = cfg.SOLVER.LAYER_DECAY
-    if decay.FACTOR != 1.0 and not decay.LAYERS:
-        raise ConfigError(
-            f"SOLVER.LAYER_DECAY.FACTOR: is {decay.FACTOR}, but SOLVER.LAYER_DECAY.LAYERS is empty; list the layers "
-            'from input to output, such as ["embedding", "blocks.*", "head"]'
-        )
-    _check_patterns(decay.LAYERS, "SOLVER.LAYER_DECAY.LAYERS")
-
-
-def _check_patterns(patterns: Any, key: str) -> None:
-    several = [patterns] if isinstance(patterns, str) else patterns
-    if not isinstance(several, list | tuple) or not all(isinstance(one, str) and one for one in several):
-        raise ConfigError(f"{key}: expected a name or a list of names, got {patterns!r}")
+        with errors_at(f"{key}.REGEX"):
+            re.compile(rule.REGEX or "")
+        rules.append(rule)
+    return rules

@@ -8,7 +8,7 @@ import inspect
 import logging
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fvcore.common.param_scheduler import (
@@ -22,10 +22,16 @@ from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError, Duration, Registry
-from ...config.components import Slot
+from ...config.components import Slot, errors_at
 from ...config.values import kind_of
 from ...hooks import LRScheduler
-from ...hooks.control.lr_scheduler import FunctionSchedule, LRMultiplier, TimmScheduler, WarmupParamScheduler
+from ...hooks.control.lr_scheduler import (
+    FunctionSchedule,
+    LRMultiplier,
+    TimmScheduler,
+    WarmupParamScheduler,
+    takes_epoch,
+)
 from ...hooks.evaluation import names_function
 from .param_groups import warn_of_unused
 from .several import OptimizerList, SchedulerList, solver_parts
@@ -35,6 +41,7 @@ __all__ = [
     "SCHEDULE_SLOT",
     "build_lr_scheduler",
     "check_scheduler",
+    "iterations_of",
     "plateau_metric",
     "resolve_schedule",
     "scheduler_hooks",
@@ -49,6 +56,10 @@ timm's schedulers: ``(optimizer, **SOLVER.LR_SCHEDULER_ARGS)``."""
 SCHEDULE_SLOT = Slot(LR_SCHEDULER_REGISTRY, "SOLVER.LR_SCHEDULER_NAME")
 SCHEDULER_SLOT = Slot(LR_SCHEDULER_REGISTRY, "SOLVER.LR_SCHEDULER_NAME", offers=(), positional=1)
 """For torch's and timm's schedulers, and functions ``(optimizer, ...)`` that return one."""
+
+RUN_VALUES = ("end", "epochs", "iters_per_epoch", "max_iter")
+"""Arguments that are known only when the data is: the scheduler's steps in the whole run; epochs of the run; iterations
+in an epoch; iterations of the run."""
 
 
 def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer | OptimizerList) -> Any:
@@ -71,69 +82,117 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer | OptimizerList) -> An
         return SchedulerList({name: build_lr_scheduler(parts.get(name, cfg), one) for name, one in named})
     cfg = resolve_schedule(cfg)
     solver = cfg.SOLVER
-    lengths = {"MAX_ITER": solver.MAX_ITER, "WARMUP_ITERS": solver.WARMUP_ITERS}
-    for name, value in {**lengths, **{f"STEPS[{i}]": step for i, step in enumerate(solver.STEPS)}}.items():
-        least = 1 if name == "MAX_ITER" else 0
-        if type(value) is not int or value < least:
-            raise ConfigError(
-                f"SOLVER.{name} is {value!r}: it must be a number of iterations, {least} or more "
-                "(DefaultTrainer converts epochs with the length of the loader)"
-            )
-    if check_scheduler(cfg) is SCHEDULER_SLOT:
-        mode = {"mode": cfg.CHECKPOINT.BEST.MODE} if not solver.LR_SCHEDULER_METRIC and plateau_metric(cfg) else {}
-        scheduler = SCHEDULER_SLOT.try_build(cfg, optimizer, **mode)
-        _warn_of_unused(cfg, scheduler, has_warmup=False)
-        return scheduler
-    schedule = SCHEDULE_SLOT.build(cfg)
-    if not isinstance(schedule, ParamScheduler):
+    lengths = (solver.MAX_ITER, solver.WARMUP_ITERS, *solver.STEPS)
+    if not all(type(length) is int and length >= 0 for length in lengths) or not solver.MAX_ITER:
         raise ConfigError(
-            f"SOLVER.LR_SCHEDULER_NAME: {solver.LR_SCHEDULER_NAME!r} must be a torch LRScheduler class, or return a "
-            f"fvcore ParamScheduler; it returned {schedule!r}"
+            f"SOLVER.MAX_ITER, WARMUP_ITERS and STEPS are {lengths}: they must be numbers of iterations, and MAX_ITER "
+            "positive (DefaultTrainer converts epochs with the length of the loader)"
         )
-    adds_warmup = not getattr(schedule, "has_warmup", False)
-    _warn_of_unused(cfg, schedule, adds_warmup)
-    if adds_warmup:
-        if solver.WARMUP_ITERS >= solver.MAX_ITER:
-            logger.warning(
-                "SOLVER.WARMUP_ITERS (%d) is not less than MAX_ITER (%d): the whole run is warm-up",
-                solver.WARMUP_ITERS,
-                solver.MAX_ITER,
+    slot = check_scheduler(cfg)
+    if slot is SCHEDULER_SLOT:
+        mode = {"mode": cfg.CHECKPOINT.BEST.MODE} if not solver.LR_SCHEDULER_METRIC and plateau_metric(cfg) else {}
+        schedule = slot.try_build(cfg, optimizer, **mode)
+    else:
+        schedule = slot.build(cfg)
+        if not isinstance(schedule, ParamScheduler):
+            raise ConfigError(
+                f"SOLVER.LR_SCHEDULER_NAME: {solver.LR_SCHEDULER_NAME!r} must be a torch LRScheduler class, or return "
+                f"a fvcore ParamScheduler; it returned {schedule!r}"
             )
-        length = min(solver.WARMUP_ITERS / solver.MAX_ITER, 1.0)
-        try:
-            schedule = WarmupParamScheduler(
-                schedule, solver.WARMUP_FACTOR, length, solver.WARMUP_METHOD, solver.RESCALE_INTERVAL
-            )
-        except ValueError as error:
-            raise ConfigError(f"SOLVER.WARMUP_METHOD: {error}") from error
+    used = {
+        "WARMUP_ITERS": slot is SCHEDULE_SLOT or not solver.WARMUP_ITERS,
+        "LR_SCHEDULER_METRIC": isinstance(schedule, ReduceLROnPlateau),
+        "LR_SCHEDULER_INTERVAL": _has_interval(schedule),
+    }
+    warn_of_unused(cfg, used, f"the schedule {solver.LR_SCHEDULER_NAME} (see its ARGS)")
+    if slot is SCHEDULER_SLOT:
+        return schedule
+    if solver.WARMUP_ITERS >= solver.MAX_ITER:
+        logger.warning(
+            "SOLVER.WARMUP_ITERS (%d) is not less than MAX_ITER (%d): the whole run is warm-up",
+            solver.WARMUP_ITERS,
+            solver.MAX_ITER,
+        )
+    length = min(solver.WARMUP_ITERS / solver.MAX_ITER, 1.0)
+    arguments = (solver.WARMUP_FACTOR, length, solver.WARMUP_METHOD, solver.RESCALE_INTERVAL)
+    with errors_at("SOLVER.WARMUP_METHOD"):
+        schedule = WarmupParamScheduler(schedule, *arguments)
     return LRMultiplier(optimizer, schedule, solver.MAX_ITER)
 
 
-def resolve_schedule(
-    cfg: CfgNode, iters_per_epoch: int | None = None, iterations: Callable[[Any], int] | None = None
-) -> CfgNode:
+def iterations_of(length: Any, iters_per_epoch: int | None, offset: int = 0) -> int:
+    """Return a length in iterations.
+
+    Args:
+        length: iterations, or a text such as "2ep".
+        iters_per_epoch: iterations in an epoch; None if unknown.
+        offset: added to a length in epochs; see :func:`hookline.engine.resume.lengths.epoch_offset`.
+
+    Raises:
+        ConfigError: it is in epochs and the length of an epoch is unknown; or it is a time.
+    """
+    duration = Duration.parse_length(length)
+    count = duration.iterations(iters_per_epoch)
+    return max(1, count + offset) if count and duration.unit == "ep" else count
+
+
+def resolve_schedule(cfg: CfgNode, iters_per_epoch: int | None = None, offset: int = 0) -> CfgNode:
     """Return a config with numbers for durations and names of values in ``LR_SCHEDULER_ARGS``.
+
+    A duration (``"1ep"``, ``"500it"``) becomes a number of the scheduler's steps.
 
     Args:
         cfg: the config. It is returned itself if there is nothing to resolve.
-        iters_per_epoch: iterations in an epoch; None if unknown.
-        iterations: converts a duration to iterations. Default: by ``iters_per_epoch``.
+        iters_per_epoch: see :func:`iterations_of`.
+        offset: likewise.
+
+    Raises:
+        ConfigError: a value needs the length of an epoch, which is unknown; or it is a time.
     """
     name, args = cfg.SOLVER.LR_SCHEDULER_NAME, cfg.SOLVER.LR_SCHEDULER_ARGS
     if not args:
         return cfg
-    from .run_values import resolve_run_values
+    by_epoch = _counts_epochs(cfg, _target(cfg) if name else None)
 
-    target = LR_SCHEDULER_REGISTRY.get(name, "SOLVER.LR_SCHEDULER_NAME") if name else None
-    values = resolve_run_values(cfg, target, iters_per_epoch, iterations)
+    def resolved_value(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(resolved_value, value))
+        if not isinstance(value, str) or not _is_run_value(value):
+            return value
+        if value == "iters_per_epoch":
+            return iterations_of("1ep", iters_per_epoch)
+        length = Duration.parse_length(cfg.SOLVER.MAX_ITER if value in RUN_VALUES else value)
+        if value == "epochs" or (by_epoch and value != "max_iter"):
+            epochs = length.value if length.unit == "ep" else length.value / iterations_of("1ep", iters_per_epoch)
+            return math.ceil(epochs) if value in RUN_VALUES else max(1, round(epochs))
+        return iterations_of(length, iters_per_epoch, offset)
+
+    values = {}
+    for key, value in args.items():
+        with errors_at(f"SOLVER.LR_SCHEDULER_ARGS.{key}"):
+            values[key] = resolved_value(value)
     if values == dict(args):
         return cfg
-    resolved = cfg.clone()
-    resolved.defrost()
+    resolved = cfg.thawed()
     resolved.SOLVER.LR_SCHEDULER_ARGS.update(values)
-    if cfg.is_frozen():
-        resolved.freeze()
     return resolved
+
+
+def _counts_epochs(cfg: CfgNode, kind: Any) -> bool:
+    """Return whether a scheduler of a class counts epochs, and not iterations.
+
+    timm's do, unless ``t_in_epochs`` is False; pytorch-accelerated's do not.
+    """
+    if isinstance(kind, type) and issubclass(kind, TimmScheduler) and not issubclass(kind, TorchScheduler):
+        return takes_epoch(kind) and bool(cfg.SOLVER.LR_SCHEDULER_ARGS.get("t_in_epochs", True))
+    return bool(cfg.SOLVER.LR_SCHEDULER_INTERVAL == "epoch")
+
+
+def _is_run_value(value: str) -> bool:
+    try:
+        return value in RUN_VALUES or (not value.isdigit() and bool(Duration.parse(value)))
+    except ConfigError:
+        return False
 
 
 def check_scheduler(cfg: CfgNode) -> Slot:
@@ -142,9 +201,8 @@ def check_scheduler(cfg: CfgNode) -> Slot:
     Raises:
         ConfigError: name or arguments are wrong, or a key does not fit the scheduler.
     """
-    cfg = resolve_schedule(cfg, 1, lambda value: 1)  # to check the arguments' types; the data is not known yet
-    name, metric = cfg.SOLVER.LR_SCHEDULER_NAME, plateau_metric(cfg)
-    target = kind_of(LR_SCHEDULER_REGISTRY.get(name, "SOLVER.LR_SCHEDULER_NAME"))
+    cfg = resolve_schedule(cfg, 1)  # to check the arguments' types; the data is not known yet
+    name, metric, target = cfg.SOLVER.LR_SCHEDULER_NAME, plateau_metric(cfg), _target(cfg)
     if isinstance(target, type):
         takes_optimizer = issubclass(target, TorchScheduler | TimmScheduler)
     else:  # a function whose first parameter is the optimizer
@@ -161,21 +219,18 @@ def check_scheduler(cfg: CfgNode) -> Slot:
         )
     if names_function(metric):
         raise ConfigError(f"SOLVER.LR_SCHEDULER_METRIC: {name!r} needs the name of a metric, not the function {metric}")
-    if cfg.SOLVER.LR_SCHEDULER_INTERVAL == "evaluation" and not Duration.parse(cfg.TEST.EVAL_PERIOD):
-        raise ConfigError(
-            'TEST.EVAL_PERIOD: is 0, so SOLVER.LR_SCHEDULER_INTERVAL "evaluation" has no effect; set it, for example '
-            'to "1ep"'
-        )
     return slot
 
 
 def plateau_metric(cfg: CfgNode) -> str:
     """The metric of ReduceLROnPlateau: LR_SCHEDULER_METRIC, or by default that of CHECKPOINT.BEST. Empty: none."""
-    name = cfg.SOLVER.LR_SCHEDULER_NAME
-    if not name or name in LR_SCHEDULER_REGISTRY:
+    if not cfg.SOLVER.LR_SCHEDULER_NAME or not _is_plateau(_target(cfg)):
         return ""
-    by_metric = _is_plateau(kind_of(LR_SCHEDULER_REGISTRY.get(name, "SOLVER.LR_SCHEDULER_NAME")))
-    return (cfg.SOLVER.LR_SCHEDULER_METRIC or cfg.CHECKPOINT.BEST.METRIC) if by_metric else ""
+    return cfg.SOLVER.LR_SCHEDULER_METRIC or cfg.CHECKPOINT.BEST.METRIC
+
+
+def _target(cfg: CfgNode) -> Any:
+    return kind_of(LR_SCHEDULER_REGISTRY.get(cfg.SOLVER.LR_SCHEDULER_NAME, "SOLVER.LR_SCHEDULER_NAME"))
 
 
 def _is_plateau(target: Any) -> bool:
@@ -189,30 +244,19 @@ def _has_interval(scheduler: Any) -> bool:
     return not isinstance(scheduler, TimmScheduler | ParamScheduler)
 
 
-def _warn_of_unused(cfg: CfgNode, scheduler: Any, has_warmup: bool) -> None:
-    used = {
-        "WARMUP_ITERS": has_warmup or not cfg.SOLVER.WARMUP_ITERS,
-        "LR_SCHEDULER_METRIC": isinstance(scheduler, ReduceLROnPlateau),
-        "LR_SCHEDULER_INTERVAL": _has_interval(scheduler),
-    }
-    warn_of_unused(cfg, used, f"the schedule {cfg.SOLVER.LR_SCHEDULER_NAME} (see its ARGS)")
-
-
 def scheduler_hooks(cfg: CfgNode, scheduler: Any) -> list[LRScheduler]:
     """Return the hooks that step the trainer's schedules: one, or one for each of a ``SchedulerList``."""
-
-    def options(cfg: CfgNode, scheduler: Any) -> dict[str, Any]:
-        if isinstance(scheduler, ReduceLROnPlateau):
-            return {"metric": cfg.SOLVER.LR_SCHEDULER_METRIC or cfg.CHECKPOINT.BEST.METRIC or None}
-        return {"interval": cfg.SOLVER.LR_SCHEDULER_INTERVAL} if _has_interval(scheduler) else {}
-
-    if not isinstance(scheduler, SchedulerList):
-        return [LRScheduler(**options(cfg, scheduler))]
-    parts = solver_parts(cfg)
-    return [
-        LRScheduler(name=f"lr/{name}", part=name, **options(parts.get(name, cfg), one))
-        for name, one in scheduler.named.items()
-    ]
+    parts, several = solver_parts(cfg), isinstance(scheduler, SchedulerList)
+    hooks = []
+    for name, one in scheduler.named.items() if several else [("", scheduler)]:
+        solver = parts.get(name, cfg).SOLVER
+        options: dict[str, Any] = {"name": f"lr/{name}", "part": name} if several else {}
+        if isinstance(one, ReduceLROnPlateau):
+            options["metric"] = solver.LR_SCHEDULER_METRIC or cfg.CHECKPOINT.BEST.METRIC
+        elif _has_interval(one):
+            options["interval"] = solver.LR_SCHEDULER_INTERVAL
+        hooks.append(LRScheduler(**options))
+    return hooks
 
 
 # ---------------------------------------------------------------------- schedules by name
@@ -255,43 +299,6 @@ def WarmupCosineLR(cfg: CfgNode) -> ParamScheduler:
 
 
 @LR_SCHEDULER_REGISTRY.register()
-def WarmupCosineRestartsLR(
-    cfg: CfgNode, cycles: int = 4, first_cycle: int | None = None, growth: float = 1.0, decay: float = 1.0
-) -> ParamScheduler:
-    """Decays with a half cosine to ``SOLVER.BASE_LR_END`` and restarts (SGDR, Loshchilov and Hutter, arXiv:1608.03983).
-
-    Args:
-        cfg: the whole config.
-        cycles: number of cycles in the run.
-        first_cycle: length of the first cycle in iterations, such as "10ep", instead of ``cycles``.
-        growth: each cycle is this many times as long as the one before (SGDR's T_mult).
-        decay: each cycle starts at this multiple of the rate that the one before started at.
-    """
-    if cycles < 1 or growth < 1 or not 0 < decay <= 1 or (first_cycle is not None and first_cycle < 1):
-        raise ConfigError(
-            "SOLVER.LR_SCHEDULER_ARGS: cycles and first_cycle must be positive, growth at least 1, decay in (0, 1], "
-            f"not cycles={cycles}, first_cycle={first_cycle}, growth={growth}, decay={decay}"
-        )
-    end, max_iter = _end(cfg), _length(cfg)
-    if first_cycle is None:
-        ends = [sum(growth**j for j in range(i + 1)) for i in range(cycles)]
-        ends = [max_iter * part / ends[-1] for part in ends]
-    else:
-        ends = [float(first_cycle)]
-        while ends[-1] < max_iter:
-            ends.append(ends[-1] + first_cycle * growth ** len(ends))
-    starts = [0.0, *ends[:-1]]
-
-    def factor(iteration: float) -> float:
-        cycle = min(bisect_right(ends, iteration), len(ends) - 1)  # the last cycle includes the end of the run
-        progress = (iteration - starts[cycle]) / (ends[cycle] - starts[cycle])
-        peak = max(decay**cycle, end)
-        return end + (peak - end) * (1 + math.cos(math.pi * progress)) / 2
-
-    return FunctionSchedule(factor, max_iter)
-
-
-@LR_SCHEDULER_REGISTRY.register()
 def WarmupLinearLR(cfg: CfgNode) -> ParamScheduler:
     """Decays linearly to ``SOLVER.BASE_LR_END``."""
     return LinearParamScheduler(1.0, _end(cfg))
@@ -328,63 +335,19 @@ def WarmupInverseSqrtLR(cfg: CfgNode, timescale: int | None = None) -> ParamSche
 
 
 @LR_SCHEDULER_REGISTRY.register()
-def WarmupStableDecayLR(
-    cfg: CfgNode, decay_fraction: float = 0.2, decay_method: str = "linear", decay_iters: int | None = None
-) -> ParamScheduler:
-    """Warm-up, stable, decay: stays at ``SOLVER.BASE_LR``, and decays to ``SOLVER.BASE_LR_END`` in the last
-    ``decay_fraction`` of the run (Hu et al., MiniCPM, arXiv:2404.06395).
-
-    Args:
-        cfg: the whole config.
-        decay_fraction: fraction of the run, in (0, 1].
-        decay_iters: length of the decay in iterations, such as "2ep", instead of ``decay_fraction``.
-        decay_method: "linear", "cosine", or "sqrt": 1 - sqrt(progress) (Hägele et al., arXiv:2405.18392).
-    """
-    shapes: dict[str, Callable[[float], float]] = {
-        "linear": lambda progress: 1 - progress,
-        "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
-        "sqrt": lambda progress: 1 - math.sqrt(progress),
-    }
-    if decay_method not in shapes or not 0.0 < decay_fraction <= 1.0:
-        raise ConfigError(
-            f"SOLVER.LR_SCHEDULER_ARGS: decay_method must be one of {', '.join(shapes)} and decay_fraction in (0, 1]; "
-            f"got {decay_method!r} and {decay_fraction}"
-        )
-    end, max_iter, shape = _end(cfg), _length(cfg), shapes[decay_method]
-    length = decay_fraction * max_iter if decay_iters is None else min(max(decay_iters, 1), max_iter)
+def WarmupStableDecayLR(cfg: CfgNode, decay_fraction: float = 0.2) -> ParamScheduler:
+    """Warm-up, stable, decay: stays at ``SOLVER.BASE_LR``, and decays linearly to ``SOLVER.BASE_LR_END`` in the last
+    ``decay_fraction`` of the run (Hu et al., MiniCPM, arXiv:2404.06395)."""
+    if not 0.0 < decay_fraction <= 1.0:
+        raise ConfigError(f"SOLVER.LR_SCHEDULER_ARGS.decay_fraction: must be in (0, 1], not {decay_fraction}")
+    end, max_iter = _end(cfg), _length(cfg)
+    length = decay_fraction * max_iter
 
     def factor(iteration: float) -> float:
         progress = min(max(0.0, (iteration - (max_iter - length)) / length), 1.0)
-        return end + (1 - end) * shape(progress)
+        return end + (1 - end) * (1 - progress)
 
     return FunctionSchedule(factor, max_iter)
-
-
-@LR_SCHEDULER_REGISTRY.register()
-def OneCycleLR(
-    cfg: CfgNode, pct_start: float = 0.3, div_factor: float = 25.0, final_div_factor: float = 1e4
-) -> ParamScheduler:
-    """Rises with a cosine to ``SOLVER.BASE_LR`` and falls with another (Smith and Topin, arXiv:1708.07120). The rise
-    replaces the warm-up.
-
-    Args:
-        cfg: the whole config.
-        pct_start: fraction of the run, in (0, 1), for the rise.
-        div_factor: the run starts at ``BASE_LR / div_factor``.
-        final_div_factor: the run ends at the start value divided by ``final_div_factor``.
-    """
-    if not 0.0 < pct_start < 1.0:
-        raise ConfigError(f"SOLVER.LR_SCHEDULER_ARGS: pct_start must be in (0, 1), not {pct_start}")
-    start = 1.0 / div_factor
-    rise = CosineParamScheduler(start, 1.0)
-    fall = CosineParamScheduler(1.0, start / final_div_factor)
-    max_iter = cfg.SOLVER.MAX_ITER
-    peak = pct_start * max_iter
-
-    def factor(iteration: float) -> float:
-        return rise(iteration / peak) if iteration < peak else fall((iteration - peak) / (max_iter - peak))
-
-    return FunctionSchedule(factor, max_iter, has_warmup=True)
 
 
 def _steps(cfg: CfgNode, milestones: Sequence[float]) -> ParamScheduler:

@@ -1,36 +1,25 @@
 """``SOLVER.OPTIMIZERS``: an optimizer and a schedule for each part of a model."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
-from ...config import CfgNode, ConfigError, suggest
+from ...config import CfgNode, ConfigError, get_cfg, suggest
 from ...config.components import errors_at
 from .param_groups import find_parameters
 
 __all__ = [
-    "COMMON",
-    "OWN",
     "NothingToTrainError",
     "OptimizerList",
     "SchedulerList",
-    "check_parts",
-    "one_or_several",
+    "combined",
     "parameters_of_parts",
     "schedulers_of",
     "solver_parts",
 ]
-
-OWN = ("PARAMS", "EVERY")
-"""Keys of a part beside those of SOLVER."""
-
-COMMON = (
-    *("OPTIMIZERS", "MAX_ITER", "ACCUMULATION_STEPS", "REFERENCE_WORLD_SIZE", "CHECKPOINT_PERIOD", "TIME_LIMIT"),
-    *("CLIP_GRADIENTS", "NONFINITE_LOSS", "NONFINITE_LIMIT", "AMP", "COMPILE_STEP", "COMPILE_STEP_ARGS", "CUDA_GRAPH"),
-)
-"""Keys of SOLVER that a part cannot have: those of the trainer's step, or of the whole run."""
 
 
 class _Named:
@@ -64,15 +53,10 @@ class OptimizerList(_Named):
 
     Args:
         optimizers: must not share parameters. Without names they are "0", "1" and so on.
-        every: names of optimizers that are stepped only every so many iterations, if the model takes turns (see
-            :class:`~hookline.engine.step.turns.Turns`).
     """
 
-    def __init__(
-        self, optimizers: "Sequence[Optimizer] | Mapping[str, Optimizer]", every: Mapping[str, int] | None = None
-    ) -> None:
+    def __init__(self, optimizers: "Sequence[Optimizer] | Mapping[str, Optimizer]") -> None:
         super().__init__(optimizers)
-        self.every = dict(every or {})
         parameters = [{id(p) for group in one.param_groups for p in group["params"]} for one in self]
         if len(set().union(*parameters)) < sum(map(len, parameters)):
             raise ValueError("two of the optimizers share a parameter: it would be updated twice a step")
@@ -115,7 +99,7 @@ def schedulers_of(scheduler: Any) -> list[Any]:
     return list(scheduler) if isinstance(scheduler, SchedulerList) else [scheduler]
 
 
-def one_or_several(parts: Any, kind: type) -> Any:
+def combined(parts: Any, kind: type) -> Any:
     """Return a list, tuple or mapping as a ``kind``, and a single object as it is."""
     return kind(parts) if isinstance(parts, list | tuple | Mapping) else parts
 
@@ -131,47 +115,31 @@ def solver_parts(cfg: CfgNode) -> dict[str, CfgNode]:
     """Return the config of each of ``SOLVER.OPTIMIZERS``: the whole config, with the keys of SOLVER that it sets.
 
     Raises:
-        ConfigError: a part is malformed; the message has the full key.
+        ConfigError: a part is malformed, or two have no PARAMS; the message has the full key.
     """
-    allowed = [*OWN, *(key for key in cfg.SOLVER if key not in COMMON)]
+    # The default config has the keys of one optimizer and its schedule before OPTIMIZERS.
+    allowed = ["PARAMS", *takewhile(lambda key: key != "OPTIMIZERS", get_cfg().SOLVER)]
     parts = {}
     for name, entry in cfg.SOLVER.OPTIMIZERS.items():
         key = f"SOLVER.OPTIMIZERS.{name}"
         if not isinstance(entry, Mapping):
             raise ConfigError(f"{key}: expected a mapping such as {{PARAMS: head, BASE_LR: 0.01}}, got {entry!r}")
         for own in entry:
-            if own in COMMON:
-                raise ConfigError(f"{key}.{own}: all optimizers share this key; set SOLVER.{own}")
             if own not in allowed:
                 hint = suggest(own, allowed) or "."
-                raise ConfigError(f"{key}.{own}: there is no such key{hint} Keys: PARAMS, EVERY and those of SOLVER")
-        part = cfg.clone()
-        part.defrost()
+                raise ConfigError(f"{key}.{own}: there is no such key{hint} Keys: PARAMS and those of SOLVER")
+        part = cfg.thawed()
         part.SOLVER.OPTIMIZERS.clear()
         with errors_at(key):
-            part.SOLVER.merge_from_other_cfg(CfgNode({own: entry[own] for own in entry if own not in OWN}))
-        if cfg.is_frozen():
-            part.freeze()
+            part.SOLVER.merge_from_other_cfg(CfgNode({own: entry[own] for own in entry if own != "PARAMS"}))
         parts[name] = part
-    return parts
-
-
-def check_parts(cfg: CfgNode) -> None:
-    """Check what the parts of ``SOLVER.OPTIMIZERS`` have beside keys of SOLVER.
-
-    Raises:
-        ConfigError: the first problem found.
-    """
     without = [name for name, entry in cfg.SOLVER.OPTIMIZERS.items() if "PARAMS" not in entry]
     if len(without) > 1:
         raise ConfigError(
             f"SOLVER.OPTIMIZERS.{without[1]}.PARAMS: is missing; only one optimizer can be without PARAMS, for the "
             "parameters that the others leave"
         )
-    for name, entry in cfg.SOLVER.OPTIMIZERS.items():
-        every = entry.get("EVERY", 1)
-        if type(every) is not int or every < 1:
-            raise ConfigError(f"SOLVER.OPTIMIZERS.{name}.EVERY: expected a number of iterations, got {every!r}")
+    return parts
 
 
 def parameters_of_parts(cfg: CfgNode, model: nn.Module) -> dict[str, set[nn.Parameter]]:
@@ -180,7 +148,6 @@ def parameters_of_parts(cfg: CfgNode, model: nn.Module) -> dict[str, set[nn.Para
     Raises:
         ConfigError: a parameter belongs to two optimizers or to none, or an optimizer has no parameters.
     """
-    check_parts(cfg)
     names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not names:
         raise NothingToTrainError(f"MODEL.NAME: {type(model).__name__} has no parameter that requires a gradient")

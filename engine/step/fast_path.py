@@ -73,20 +73,14 @@ class FastOptimizer:
         optimizer = self.optimizer
         pre, post, global_pre, global_post = self._hooks
         own = optimizer.__dict__.get("step")
-        if (
-            self._step is None
-            or (pre and not all(getattr(hook, "paused", False) for hook in pre.values()))
-            or post
-            or global_pre
-            or global_post
-            or _profiler_enabled()
-            or not (own is None or getattr(own, "_wrapped_by_lr_sched", False))
-        ):
-            if self.own_step is None:
-                optimizer.step()
-            else:
-                optimizer._opt_called = True  # torch's schedulers check it, and the step may not call the optimizer's
-                self.own_step(optimizer)
+        if self.own_step is not None:
+            optimizer._opt_called = True  # torch's schedulers check it, and the step may not call the optimizer's
+            self.own_step(optimizer)
+            return
+        hooked = post or global_pre or global_post or (pre and not all(map(_is_paused, pre.values())))
+        changed = own is not None and not getattr(own, "_wrapped_by_lr_sched", False)
+        if self._step is None or hooked or changed or _profiler_enabled():
+            optimizer.step()
             return
         if own is not None:  # wrapped by a torch scheduler, to note that it was called
             optimizer._opt_called = True
@@ -106,6 +100,10 @@ class FastOptimizer:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
+
+
+def _is_paused(hook: Any) -> bool:
+    return getattr(hook, "paused", False)
 
 
 def plain_step(optimizer: Optimizer) -> Callable[[Optimizer], Any] | None:

@@ -1,40 +1,43 @@
-"""Handles losses and gradients that are NaN or infinite."""
+"""Losses, gradients and weights that are NaN or infinite."""
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
 
-from ...hooks.common.models import optimizers_of, unwrap_model
-from ...hooks.common.tensors import local_part
+from ...config import ConfigError
+from ...hooks.common import is_sharded, local_part, optimizers_of, start_momentum, unwrap_model
 from .. import comm
-from .finite import Buffers, GradientCheck, all_finite, find_nonfinite, skip_on_device
 
-__all__ = ["NonFinitePolicy"]
+__all__ = ["NonFinitePolicy", "check_finite", "find_nonfinite", "scaled_step", "skip_on_device"]
 
 logger = logging.getLogger(__name__)
 
+# Sets a flag if a tensor of a list has a NaN or an infinity, and multiplies the tensors by a number, here 1. One call
+# checks all tensors, which makes it the cheapest check.
+_check_all = torch._amp_foreach_non_finite_check_and_unscale_
+
 # Flags on a device are read when metrics are written or something is saved, and at the latest after this many.
 _MAX_UNREAD = 1000
-
-# What a flag reports:
-_STEP = "step"  # the losses and gradients of a step, which is skipped
-_OWN_LOSSES = "own losses"  # with several ranks, the losses of this rank; the gradients are the same on all of them
-_SCALER = "scaler"  # gradients checked by a gradient scaler, which skips the update itself and lowers its scale
 
 
 class NonFinitePolicy:
     """Decides what happens if a loss or a gradient is NaN or infinite. The weights never receive such an update.
 
-    On the CPU each step is checked before its update. On other devices the check does not wait: fused optimizers skip
-    the update by themselves, and the result is read before metrics are written and before anything is evaluated or
-    saved. With "raise", an optimizer that is not fused may have updated the weights by then; they are not saved.
+    On the CPU each step is checked before its update. On other devices the check sets a flag on the device: fused
+    optimizers skip the update by themselves, and the flag is read before metrics are written and before anything is
+    evaluated or saved. With "raise", an optimizer that is not fused may have updated the weights by then; they are not
+    saved.
 
-    Ranks that hold shards check their own. With "skip" and "stop" they exchange what they find in each step. With
-    "raise" a rank that finds something sets its gradients to zero and asks the others to stop: all raise the same error
-    at the end of the same step, within about a second, and before anything is written, evaluated or saved.
+    Ranks that hold shards of the gradients exchange the flag in each step with "skip" and "stop". With "raise" a rank
+    that finds something sets its gradients to 0 and asks the others to write: all raise the same error before that.
+
+    A skipped step keeps its effect on buffers, such as batch norm's statistics: :meth:`check_weights` names a buffer
+    that became NaN.
 
     Args:
         policy: "raise" a FloatingPointError; "skip" the update; "stop" training, without the update.
@@ -44,7 +47,6 @@ class NonFinitePolicy:
     Attributes:
         policy, limit: the arguments.
         skip_update: whether the trainer must skip the update of the present step.
-        found: in a compiled or captured step, the flag it returned; otherwise None.
         steps: number of skipped updates.
         in_a_row: number of iterations without an update since the last one that had one.
     """
@@ -53,26 +55,16 @@ class NonFinitePolicy:
         self.policy = policy
         self.limit = limit
         self.skip_update = False
-        self.found: torch.Tensor | None = None
         self.steps = 0
         self.in_a_row = 0
         self._counted = -1  # the last iteration counted in in_a_row
-        self._unread: list[tuple[int, torch.Tensor, str]] = []
-        self._gradients: GradientCheck | None = None
+        self._unread: list[tuple[int, torch.Tensor, bool]] = []  # iteration, flag, whether it is a gradient scaler's
+        self._optimizer: Any = None
         self._waits = True  # on the CPU, reading a result waits for nothing else
-        self._buffers: Buffers | None = None
-        self._finding: _Finding | None = None  # the first of this rank, which all ranks will raise
-
-    # ------------------------------------------------------------------ in a step
-
-    def begin(self, trainer: Any) -> None:
-        """Copy the model's buffers before the forward pass, since a skipped step must not change them."""
-        self.found = None
-        if self.policy == "raise":
-            return
-        if self._buffers is None or self._buffers.model is not trainer.model:
-            self._buffers = Buffers(trainer.model)
-        self._buffers.keep()
+        self._sharded = self._differs = False  # gradients: whether sharded; whether each rank has only a part
+        self._one_kind = True  # of tensors, so that one call checks them
+        self._flag, self._one = torch.zeros(()), torch.ones(())
+        self._finding: tuple[int, bool, int, str] | None = None  # the first of this rank, which all ranks will raise
 
     def check(self, trainer: Any, losses: Mapping[str, torch.Tensor], error: FloatingPointError | None = None) -> None:
         """Check a step after its backward passes and before its update.
@@ -85,78 +77,104 @@ class NonFinitePolicy:
         Raises:
             FloatingPointError: something is NaN or infinite and the policy is "raise", or the limit is reached.
         """
-        gradients = self._gradients
-        if gradients is None or gradients.optimizer is not trainer.optimizer:
-            gradients = self._gradients = GradientCheck(trainer.optimizer)
-            self._waits = trainer._device_type() == "cpu"
+        if self._optimizer is not trainer.optimizer:
+            self._prepare(trainer)
         if not self._waits:
-            self._check_on_device(trainer, losses, gradients)
+            self._check_on_device(trainer, losses)
             return
         # A rank that averages gradients with others skips a step only if all do: if the gradients are not finite.
         skip = error is not None and trainer._averaging_ranks == 1
-        late = gradients.differs_by_rank and self._raises_later(trainer)
-        if self.found is not None:
-            skip = bool(self.found)
-        elif trainer.grad_scaler is None:
-            skip = gradients.any_bad(exchange=not late) or skip
-        if late and (skip or error is not None):
-            self._note(trainer, self._finding or self._describe(trainer, losses, error))
-            for gradient in gradients.gradients() if skip else ():  # the update exchanges norms, so all ranks make it
+        later = self._differs and self._raises_later(trainer)
+        # A scaler checks the gradients itself.
+        if trainer.grad_scaler is None and self._find(self._gradients(), self._flag, exchange=not later).item():
+            skip = True
+            self._flag.zero_()
+        if later and (skip or error is not None):
+            text = _describe_gradients(trainer, losses) if error is None else str(error)
+            self._note(trainer.iter, error is not None, text)
+            trainer.request_write()
+            for gradient in self._gradients() if skip else ():  # all ranks make the update, which may exchange norms
                 gradient.zero_()
             return
         if skip:
-            found = [self._describe(trainer, losses, error)]
-            if trainer._averaging_ranks > 1:
-                found = comm.all_gather(found[0])
-            self._skip(trainer, trainer.iter, _first_error(trainer, found))
-            return
-        if error is not None:
-            self._report_own_losses(trainer, error)
-        if trainer.grad_scaler is None:
+            text = _describe_gradients(trainer, losses) if error is None else str(error)
+            if trainer._averaging_ranks > 1 or self._differs:
+                text = _first_of_all_ranks(text, error is not None)
+            self._skip(trainer, trainer.iter, text)
+        elif error is not None and self.policy != "skip":  # of this rank alone: all ranks make the update
+            self._skip(trainer, trainer.iter, f"on rank {comm.get_rank()} {error}", late=True)
+        elif trainer.grad_scaler is None:
             self.in_a_row = 0
 
-    def _check_on_device(self, trainer: Any, losses: Mapping[str, torch.Tensor], gradients: GradientCheck) -> None:
-        iteration, unread = trainer.iter, self._unread
-        if self.found is not None:
-            unread.append((iteration, self.found, _STEP))
-        else:
-            unscaled = trainer.grad_scaler is None
-            tensors = gradients.gradients() if unscaled else []
-            own = [loss.detach() for loss in losses.values()]
-            device = own[0].device
-            if trainer._averaging_ranks == 1:
-                tensors += own
-            else:
-                unread.append((iteration, find_nonfinite(own, torch.zeros((), device=device)), _OWN_LOSSES))
-            # A norm for clipping would carry the NaN to ranks that do not skip the update.
-            alone = trainer.clip_gradients is None and gradients.differs_by_rank and self._raises_later(trainer)
-            found = gradients.find(tensors, device, exchange=unscaled and not alone)
-            unread.append((iteration, found, _STEP))
-            if unscaled:
-                skip_on_device(optimizers_of(trainer.optimizer), found, self.policy)
-            if self._buffers is not None:
-                self._buffers.restore(found)
-        if len(unread) >= _MAX_UNREAD:
-            self.settle(trainer)
+    def _prepare(self, trainer: Any) -> None:
+        self._optimizer = trainer.optimizer
+        self._waits = trainer._device_type() == "cpu"
+        self._sharded = any(is_sharded(p) for group in trainer.optimizer.param_groups for p in group["params"])
+        size = comm.get_world_size()
+        self._differs = size > 1 and (self._sharded or comm.get_data_size() != size)
+
+    def _gradients(self) -> list[torch.Tensor]:
+        """Return the gradients of the present step; of sharded ones this rank's part."""
+        groups = self._optimizer.param_groups
+        found = [gradient for group in groups for p in group["params"] if (gradient := p.grad) is not None]
+        if self._sharded:
+            with torch.no_grad():  # otherwise autograd records the conversion, which takes most of the time
+                return list(map(local_part, found))
+        return found
+
+    def _raises_later(self, trainer: Any) -> bool:
+        """Whether ranks find different things, and raise an error together before they write, evaluate or save."""
+        return self.policy == "raise" and self._differs and trainer.grad_scaler is None and trainer.ranks_in_sync
+
+    def _note(self, iteration: int, of_loss: bool, text: str) -> None:
+        # Losses come first, since they cause the gradients.
+        self._finding = self._finding or (iteration, not of_loss, comm.get_rank(), text)
+
+    def _find(self, tensors: list[torch.Tensor], found: torch.Tensor, exchange: bool = True) -> torch.Tensor:
+        """Set a flag if something in ``tensors`` is not finite, on any rank. Does not wait for the device."""
+        if self._one.device != found.device:
+            self._one = torch.ones((), device=found.device)
+        if self._one_kind:
+            try:
+                _check_all(tensors, found, self._one)
+            except RuntimeError:  # sparse or complex tensors, or tensors of different types or devices
+                self._one_kind = False
+        if not self._one_kind:
+            find_nonfinite(tensors, found)
+        return (comm.all_reduce_sum(found) > 0).to(torch.float32) if self._differs and exchange else found
+
+    def _check_on_device(self, trainer: Any, losses: Mapping[str, torch.Tensor]) -> None:
+        own = [loss.detach() for loss in losses.values()]
+        tensors = self._gradients() if trainer.grad_scaler is None else []
+        if trainer._averaging_ranks == 1:
+            tensors += own
+        # A norm for clipping would carry the NaN to ranks that do not skip the update.
+        alone = trainer.clip_gradients is None and self._raises_later(trainer)
+        found = self._find(tensors, torch.zeros((), device=own[0].device), exchange=not alone)
+        if trainer.grad_scaler is None:
+            skip_on_device(optimizers_of(trainer.optimizer), found, self.policy)
+        if trainer._averaging_ranks > 1 and self.policy != "skip":  # of this rank alone: all ranks make the update
+            found = find_nonfinite(own, found.clone())
+        self._unread.append((trainer.iter, found, False))
+        if len(self._unread) >= _MAX_UNREAD:
+            self.raise_pending(trainer)
 
     def check_scaler(self, trainer: Any, flags: list[torch.Tensor]) -> None:
-        """Note whether a gradient scaler skipped the update of the present step.
+        """Note the scale of a gradient scaler, and whether it skipped the update of the present step.
 
         Args:
             trainer: the trainer.
             flags: the scaler's flags, 1 where it found a NaN or an infinity.
         """
-        if not flags:
-            return
+        highest = torch.stack([flag.reshape(()).to(flags[0].device) for flag in flags]).max()
+        self._unread.append((trainer.iter, highest, True))
         if trainer._device_type() == "cpu":
-            self._count_scaler(trainer.iter, any(flag.item() for flag in flags))
-        else:
-            highest = torch.stack([flag.reshape(()).to(flags[0].device) for flag in flags]).max()
-            self._unread.append((trainer.iter, highest, _SCALER))
+            self.raise_pending(trainer)
+        scale = getattr(trainer.grad_scaler, "_scale", None)
+        if scale is not None:  # get_scale() would wait for the device
+            trainer.storage.put_scalar("grad_scale", scale, smoothing_hint=False)
 
-    # ------------------------------------------------------------------ between steps
-
-    def settle(self, trainer: Any, all_ranks: bool = False) -> None:
+    def raise_pending(self, trainer: Any, all_ranks: bool = False) -> None:
         """Read the flags on the device and apply the policy.
 
         Args:
@@ -168,139 +186,86 @@ class NonFinitePolicy:
         """
         if self._unread:
             self._read_flags(trainer)
-        finding = self._finding
-        if all_ranks and self._raises_later(trainer):
-            if comm.all_reduce_sum(int(finding is not None)):
-                self._finding = None
-                raise _first_error(trainer, comm.all_gather(finding))
-        elif finding is not None:
+        found = comm.all_gather(self._finding) if all_ranks and self._raises_later(trainer) else [self._finding]
+        if findings := [one for one in found if one is not None]:
             self._finding = None
-            raise _error(finding.text, finding.iteration)
+            iteration, _, rank, text = min(findings)
+            raise _error(f"on rank {rank} {text}", iteration)
 
     def _read_flags(self, trainer: Any) -> None:
         unread, self._unread = self._unread, []
         flags = torch.stack([flag.reshape(()).to(unread[0][1].device) for _, flag, _ in unread]).tolist()
-        for (iteration, _, kind), bad in zip(unread, flags, strict=True):
-            if kind is _SCALER:
-                self._count_scaler(iteration, bad)
+        later = self._raises_later(trainer)
+        for (iteration, _, of_scaler), bad in zip(unread, flags, strict=True):
+            text = f"a loss or a gradient is NaN or infinite at iteration {iteration}"
+            if bad and later:
+                self._note(iteration, False, text)
+            elif bad and of_scaler:
+                self._count(iteration, f"gradients are NaN or infinite at iteration {iteration}")
             elif bad:
-                # With a scaler, only losses are checked here.
-                is_loss = kind is _OWN_LOSSES or trainer.grad_scaler is not None or _bad_total_loss(trainer, iteration)
-                what = "the loss" if is_loss else "a gradient"
-                error = _error(f"{what} is NaN or infinite at iteration {iteration}", iteration)
-                if self._raises_later(trainer):
-                    self._note(trainer, _Finding(iteration, is_loss, str(error)))
-                elif kind is _OWN_LOSSES:
-                    self._report_own_losses(trainer, error)
-                else:
-                    self._skip(trainer, iteration, error, late=True)
-            elif kind is _STEP and trainer.grad_scaler is None:
+                self._skip(trainer, iteration, text, late=True)
+            elif iteration != self._counted and (of_scaler or trainer.grad_scaler is None):
                 self.in_a_row = 0
 
     def check_weights(self, trainer: Any, all_ranks: bool = False) -> None:
-        """Check the weights before they are evaluated or saved: a finite gradient can make an infinite update.
+        """Check weights and buffers before they are evaluated or saved: a finite gradient can make an infinite update.
+
+        A buffer may be infinite, as masks are, but not NaN.
 
         Args:
             trainer: the trainer.
             all_ranks: whether all ranks call this, so that shards are checked on all of them.
 
         Raises:
-            FloatingPointError: weights are NaN or infinite; the message names the first.
+            FloatingPointError: weights or buffers are not finite; the message names the first.
         """
-        fine = all_finite([p.detach() for group in trainer.optimizer.param_groups for p in group["params"]])
-        if all_ranks and self._gradients is not None and self._gradients.differs_by_rank:
-            fine = not comm.all_reduce_sum(int(not fine))
-        if fine:
-            return
-        raise _error(
-            f"{_name_bad(trainer, lambda parameter: parameter.detach()) or 'a weight'} is NaN or infinite after "
-            f"iteration {trainer.finished_iter}: the weights are neither evaluated nor saved. Resume from the last "
-            "checkpoint, for example with a lower learning rate",
-            trainer.finished_iter,
-        )
+        model = unwrap_model(trainer.model)
+        weights = {name: p for name, p in model.named_parameters() if p.requires_grad and not is_lazy(p)}
+        buffers = {name: buffer for name, buffer in model.named_buffers() if not is_lazy(buffer)}
+        bad: list[str] = []
+        parts = [_part(one) for one in [*weights.values(), *buffers.values()]]
+        norm = nn.utils.get_total_norm([part for part in parts if part.is_floating_point() or part.is_complex()])
+        if not norm.isfinite():  # the norm of finite values can overflow
+            bad = [name for name, one in weights.items() if not _part(one).isfinite().all()]
+            bad += [f"the buffer {name}" for name, one in buffers.items() if _part(one).isnan().any()]
+        if all_ranks and self._differs:
+            bad = next(filter(None, comm.all_gather(bad)), [])
+        if bad:
+            raise _error(
+                f"{_listed(bad)} is NaN or infinite after iteration {trainer.finished_iter}: the weights are neither "
+                "evaluated nor saved. Resume from the last checkpoint, for example with a lower learning rate. A "
+                "buffer, such as the statistics of batch norm, is also changed by a step whose update is skipped",
+                trainer.finished_iter,
+            )
 
     # ------------------------------------------------------------------ the policy
 
-    def _raises_later(self, trainer: Any) -> bool:
-        """Whether ranks find different things, and raise an error together at the end of a later step."""
-        gradients = self._gradients
-        return (
-            self.policy == "raise"
-            and gradients is not None
-            and gradients.differs_by_rank
-            and trainer.grad_scaler is None
-            and trainer.ranks_in_sync
-        )
-
-    def _note(self, trainer: Any, finding: "_Finding") -> None:
-        """Note what this rank has found, perhaps alone, and ask all ranks to raise it."""
-        if self._finding is None:
-            self._finding = finding
-            trainer.request_write()  # the ranks settle before they write
-
-    def _skip(self, trainer: Any, iteration: int, error: FloatingPointError, late: bool = False) -> None:
+    def _skip(self, trainer: Any, iteration: int, text: str, late: bool = False) -> None:
         """Apply the policy to a step; ``late``: the update was due, and skipped on the device."""
         if self.policy == "raise":
-            raise error
-        if self.policy == "stop":
-            _name_replay(trainer, iteration)
-            trainer.request_stop(str(error), everywhere=not late and trainer._averaging_ranks > 1)
+            raise _error(text, iteration)
         self.skip_update = not late
-        if self._buffers is not None and not late and self.found is None:
-            self._buffers.restore()
         self.steps += 1
         trainer.storage.put_scalar("nonfinite_steps", self.steps, smoothing_hint=False, cur_iter=iteration)
-        if self.policy == "skip":
-            if self.steps == 1:
-                logger.warning("%s; the update is skipped. Skipped updates are counted as nonfinite_steps", error)
-                _name_replay(trainer, iteration)
-            self._count(iteration, error)
-
-    def _report_own_losses(self, trainer: Any, error: FloatingPointError) -> None:
-        """Apply the policy to losses of one rank that no gradient depends on: no rank skips the update."""
-        iteration = getattr(error, "found_in_step", trainer.iter)
-        error = _error(f"on rank {comm.get_rank()} {error}", iteration)
-        if self.policy == "raise":
-            raise error
         if self.policy == "stop":
+            trainer.request_stop(text, everywhere=not late and trainer._averaging_ranks > 1)
+        elif self.steps == 1:
+            logger.warning("%s; the update is skipped. Skipped updates are counted as nonfinite_steps", text)
+        if self.policy == "stop" or self.steps == 1:
             _name_replay(trainer, iteration)
-            trainer.request_stop(str(error))
+        if self.policy == "skip":
+            self._count(iteration, text)
 
-    def _count_scaler(self, iteration: int, skipped: float) -> None:
-        if iteration == self._counted:  # the step was skipped already, for its losses
+    def _count(self, iteration: int, text: str) -> None:
+        if iteration == self._counted:  # the losses of the step were counted already
             return
-        if skipped:
-            self._count(iteration, FloatingPointError(f"gradients are NaN or infinite at iteration {iteration}"))
-        else:
-            self.in_a_row = 0
-
-    def _count(self, iteration: int, error: FloatingPointError) -> None:
         self._counted = iteration
         self.in_a_row += 1
         if self.in_a_row >= self.limit:
             raise FloatingPointError(
-                f"{error}. {self.in_a_row} iterations in a row had no update, which is SOLVER.NONFINITE_LIMIT: lower "
+                f"{text}. {self.in_a_row} iterations in a row had no update, which is SOLVER.NONFINITE_LIMIT: lower "
                 "the learning rate, clip gradients, or look for bad samples"
             )
-
-    def _describe(
-        self, trainer: Any, losses: Mapping[str, torch.Tensor], error: FloatingPointError | None
-    ) -> "_Finding":
-        """Return what was found in the present step, for the error message."""
-        is_loss = error is not None
-        text = str(error)
-        if error is None:
-            which = _name_bad(trainer, lambda parameter: parameter.grad) or "some parameter"
-            values = {name: loss.item() for name, loss in losses.items()}
-            text = f"the gradient of {which} is NaN or infinite at iteration {trainer.iter}, with losses {values}"
-            if "num_items" in trainer.storage.histories():
-                text += (
-                    ". If num_items is 0 for a part of the batch (of a rank, or a micro-batch), have the model divide "
-                    "by max(num_items, 1)"
-                )
-        return _Finding(trainer.iter, is_loss, text)
-
-    # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, int]:
         return {"steps": self.steps, "in_a_row": self.in_a_row}
@@ -309,23 +274,97 @@ class NonFinitePolicy:
         self.steps, self.in_a_row = state_dict.get("steps", 0), state_dict.get("in_a_row", 0)
 
 
-class _Finding(NamedTuple):
-    """What is NaN or infinite on a rank: at which iteration, whether it is a loss of this rank, and the message."""
-
-    iteration: int
-    is_loss: bool
-    text: str
+def check_finite(total: Any, values: Mapping[str, Any], iteration: int) -> None:
+    """Raise a FloatingPointError if a sum of losses is NaN or infinite. One on a device is not waited for."""
+    if isinstance(total, float) and not math.isfinite(total):
+        raise FloatingPointError(f"the loss is NaN or infinite at iteration {iteration}: {values}")
 
 
-def _first_error(trainer: Any, findings: Sequence[_Finding | None]) -> FloatingPointError:
-    """Return the first error of all ranks. A loss names its rank, and comes before gradients, which it causes."""
-    found = [(finding, rank) for rank, finding in enumerate(findings) if finding is not None]
-    first, rank = min(found, key=lambda pair: (pair[0].iteration, not pair[0].is_loss, pair[1]))
-    if trainer._averaging_ranks == 1 or not first.is_loss:
-        return _error(first.text, first.iteration)
-    count = sum(finding.is_loss and finding.iteration == first.iteration for finding, _ in found)
-    others = f" (and on {count - 1} other ranks)" if count > 1 else ""
-    return _error(f"on rank {rank}{others} {first.text}", first.iteration)
+def find_nonfinite(tensors: Iterable[torch.Tensor], found: torch.Tensor) -> torch.Tensor:
+    """Set a flag if a tensor has a NaN or an infinity. Does not wait for the device.
+
+    Args:
+        tensors: tensors of any type; of sharded ones this rank's part is checked. Their values do not change.
+        found: the flag, float32 of shape (); it is set to 1 or not changed.
+
+    Returns:
+        ``found``
+    """
+    groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for part in map(_part, tensors):
+        if part.is_floating_point():
+            groups.setdefault((part.device, part.dtype), []).append(part)
+        else:  # complex
+            found.copy_(torch.maximum(found, (~part.isfinite().all()).to(found)))
+    for (device, _), parts in groups.items():
+        there = found if device == found.device else torch.zeros((), device=device)
+        _check_all(parts, there, torch.ones((), device=device))
+        if there is not found:
+            found.copy_(torch.maximum(found, there.to(found.device)))
+    return found
+
+
+def skip_on_device(optimizers: Iterable[Any], found: torch.Tensor, policy: str = "skip") -> None:
+    """Make fused optimizers skip their next update if ``found`` is 1. Does not wait for the device.
+
+    Raises:
+        ConfigError: an optimizer is not fused, and the policy is not "raise".
+    """
+    for optimizer in optimizers:
+        if all(group.get("fused") for group in optimizer.param_groups):
+            if not optimizer.state:
+                start_momentum(optimizer)
+            optimizer.grad_scale, optimizer.found_inf = None, found
+        elif policy != "raise":
+            raise ConfigError(
+                f"SOLVER.NONFINITE_LOSS: {policy} needs a fused optimizer on {found.device.type}, and this "
+                f"{type(optimizer).__name__} is not; set SOLVER.OPTIMIZER.ARGS.fused, or choose raise"
+            )
+
+
+def scaled_step(scaler: torch.amp.GradScaler, optimizer: Any) -> list[torch.Tensor]:
+    """Update the weights and the scale; the scaler skips the update if a gradient is NaN or infinite.
+
+    Returns:
+        The scaler's flags, 1 where it found a NaN or an infinity.
+    """
+    for one in optimizers_of(optimizer):
+        if not one.state:
+            start_momentum(one)
+    scaler.step(optimizer)
+    flags = list(scaler._found_inf_per_device(optimizer).values())
+    scaler.update()
+    return flags
+
+
+def _part(tensor: Any) -> torch.Tensor:
+    """Return this rank's part of a sharded tensor, and the values of a sparse one."""
+    part = local_part(tensor).detach()
+    if part.layout is torch.strided:
+        return part
+    return part._values() if part.layout is torch.sparse_coo else part.values()
+
+
+def _describe_gradients(trainer: Any, losses: Mapping[str, torch.Tensor]) -> str:
+    """Return an error text that names the parameters whose gradients are not finite; empty if none is on this rank."""
+    named = unwrap_model(trainer.model).named_parameters()
+    bad = [name for name, p in named if p.grad is not None and not _part(p.grad).isfinite().all()]
+    if not bad:
+        return ""
+    values = {name: loss.item() for name, loss in losses.items()}
+    return f"the gradient of {_listed(bad)} is NaN or infinite at iteration {trainer.iter}, with losses {values}"
+
+
+def _first_of_all_ranks(text: str, of_loss: bool) -> str:
+    """Return the text of the first rank that found something. Losses come first, since they cause the gradients."""
+    texts = comm.all_gather((not of_loss, comm.get_rank(), text))
+    nothing = True, comm.get_rank(), "a gradient is NaN or infinite"
+    _, rank, first = min((found for found in texts if found[2]), default=nothing)
+    return f"on rank {rank} {first}"
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} others" if len(names) > 1 else "")
 
 
 def _error(text: str, iteration: int) -> FloatingPointError:
@@ -338,19 +377,3 @@ def _error(text: str, iteration: int) -> FloatingPointError:
 def _name_replay(trainer: Any, iteration: int) -> None:
     if command := trainer.replay_command(iteration):
         logger.warning("Look at this step: %s", command)
-
-
-def _bad_total_loss(trainer: Any, iteration: int) -> bool:
-    history = trainer.storage.histories().get("total_loss")
-    return any(it == iteration and not math.isfinite(value) for value, it in history.values()) if history else False
-
-
-def _name_bad(trainer: Any, value_of: Any) -> str:
-    """Return the first parameter of which ``value_of(parameter)`` is not finite, and how many more; "" if none is."""
-    names = []
-    for name, parameter in unwrap_model(trainer.model).named_parameters():
-        value = value_of(parameter)
-        if value is not None and find_nonfinite([value], torch.zeros((), device=local_part(value).device)).item():
-            names.append(name)
-    others = f" and {len(names) - 1} others" if len(names) > 1 else ""
-    return names[0] + others if names else ""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...hooks.base import HookBase
-from ...hooks.common.models import unwrap_model
+from ...hooks.common import unwrap_model
 
 __all__ = ["KeptForHooks", "StepOutputs"]
 
@@ -19,12 +19,10 @@ class KeptForHooks:
     def __get__(self, trainer: Any, owner: Any = None) -> Any:
         if trainer is None:
             return self
-        if not trainer._step_outputs.asked:
-            reason = 'no hook has "uses_outputs = True"; set it on the hook that reads it (for a function: '
-            raise AttributeError(f"trainer.{self._name} is not kept, since {reason}@on(..., uses_outputs=True))")
         raise AttributeError(
-            f"trainer.{self._name} is there from after_forward to after_step; no forward pass was made in this step, "
-            f"or {type(trainer).__name__}.run_step() does not call self.forward(batch)"
+            f"trainer.{self._name} is not there: it is kept from after_forward to after_step if a hook has "
+            "uses_outputs = True (for a function: @on(..., uses_outputs=True)), and if "
+            f"{type(trainer).__name__}.run_step() calls self.forward(batch)"
         )
 
 
@@ -39,20 +37,19 @@ class StepOutputs(HookBase):
         self._trainer: Callable[[], Any] = weakref.ref(trainer)
         self._watching = False
         self._handle: Any = None
-        self.asked = False
 
-    def bind(self, hooks: list[HookBase]) -> bool:
-        """Start or stop to watch the model. Return whether a hook asks for it."""
+    def bind(self, asked: bool) -> None:
+        """Start or stop to watch the model."""
         trainer = self._trainer()
-        self.asked = any(hook.uses_outputs for hook in hooks)
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
             del trainer.forward
-        if self.asked:
+        if asked:
             self._handle = unwrap_model(trainer.model).register_forward_hook(self._see)
             trainer.forward = self._forward
-        return self.asked
+            for event in ("after_step", "after_train"):  # after all hooks
+                trainer._listeners[event] += (trainer._hook_entry(self, event),)
 
     def _forward(self, batch: Any) -> Any:
         trainer = self._trainer()

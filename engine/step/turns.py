@@ -1,17 +1,22 @@
 """Steps in which several optimizers take turns, as those of a GAN do."""
 
 import inspect
-import math
-from collections.abc import Mapping
+from copy import copy
+from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
-from ...hooks.common.models import unwrap_model
+from ...hooks.common import unwrap_model
 from ..modeling.adapters import ModelAdapter
+from ..ranks.loss_weights import forward_backward_weighted
 
-__all__ = ["Turns"]
+__all__ = ["Turns", "takes_turns"]
+
+
+def takes_turns(model: nn.Module) -> bool:
+    """Return whether the model's ``forward`` has a parameter ``optimizer``."""
+    return "optimizer" in inspect.signature(unwrap_model(model).forward).parameters
 
 
 class Turns:
@@ -22,98 +27,51 @@ class Turns:
     step: hooks get the events from ``before_forward`` to ``after_zero_grad``, ``trainer.optimizer`` is the optimizer
     whose turn it is, gradients are clipped and checked. All turns of a step have the same batch.
 
-    Losses are logged as ``<optimizer>/<loss>``, and ``total_loss`` is their sum.
+    Losses are logged as ``<optimizer>/<loss>``, with their sum ``<optimizer>/total_loss``; ``total_loss`` is the sum of
+    all.
     """
 
     def __init__(self) -> None:
-        self._adapters: dict[str, _TurnAdapter] = {}
+        self._adapters: dict[str, tuple[ModelAdapter, nn.Module, Any]] = {}
 
-    def check(self, trainer: Any) -> None:
+    def check(self, trainer: Any, usual: type) -> None:
         """Everything that a usual step supports works in turns, too."""
-
-    def check_called(self, trainer: Any) -> None:
-        """A trainer with its own ``run_step`` may do without turns."""
 
     def run(self, trainer: Any, batch: Any, data_time: float) -> bool:
         """Run a step, except for reading its batch; see :class:`Turns`."""
         optimizers, adapter = trainer.optimizer, trainer.adapter
-        losses: dict[str, torch.Tensor] = {}
+        total: Any = 0.0
         try:
             for name, optimizer in optimizers.named.items():
-                if (trainer.iter + 1) % optimizers.every.get(name, 1):
-                    optimizer._opt_called = True  # torch's schedulers, which are stepped all the same, check it
-                    continue
                 if trainer.zero_grad_before_forward:
                     trainer.zero_grad()
-                trainer.optimizer, trainer.adapter = optimizer, self._adapter(adapter, name)
-                own = self._turn(trainer, batch, name)
-                losses |= {f"{name}/{loss}": value for loss, value in own.items()}
+                trainer.optimizer, trainer.adapter = optimizer, self._adapter(adapter, trainer.model, name)
+                if trainer.accumulation_steps > 1 or trainer._averaging_ranks > 1:
+                    losses = forward_backward_weighted(trainer, batch)
+                else:
+                    losses = trainer.forward_backward(batch)
+                trainer._write_metrics(losses, data_time, prefix=f"{name}/")
+                total = total + sum(loss.detach() for loss in losses.values())
+                with trainer.storage.name_scope(name):  # grad_norm
+                    trainer.optimizer_step()
                 trainer.optimizer, trainer.adapter = optimizers, adapter
                 if not trainer.zero_grad_before_forward:
                     trainer.zero_grad()  # of all: a turn leaves gradients in the other parts, too
         finally:
             trainer.optimizer, trainer.adapter = optimizers, adapter
-        if losses and (trainer.iter + 1) % trainer.gather_metric_period == 0:
-            self._put(trainer, losses, data_time)
+        if (trainer.iter + 1) % trainer.gather_metric_period == 0:
+            if trainer._averaging_ranks > 1:
+                trainer.storage.over_ranks["total_loss"] = "loss"
+            trainer.storage.put_scalar("total_loss", total)
         return True
 
-    def _turn(self, trainer: Any, batch: Any, name: str) -> dict[str, torch.Tensor]:
-        trainer.nonfinite.begin(trainer)
-        if trainer.accumulation_steps > 1 or trainer._averaging_ranks > 1:
-            losses: dict[str, torch.Tensor] = trainer.accumulate(batch)
-        else:
-            losses = trainer.forward_backward(batch)
-        on_cpu = {loss: value.item() for loss, value in losses.items() if value.device.type == "cpu"}
-        error = None
-        if not all(map(math.isfinite, on_cpu.values())):
-            error = FloatingPointError(f"the loss of {name} is NaN or infinite at iteration {trainer.iter}: {on_cpu}")
-        trainer.nonfinite.check(trainer, losses, error)
-        with trainer.storage.name_scope(name):  # grad_norm
-            trainer.optimizer_step()
-        return losses
-
-    def _put(self, trainer: Any, losses: Mapping[str, torch.Tensor], data_time: float) -> None:
-        if trainer._averaging_ranks > 1:
-            trainer.storage.average_over_ranks((*losses, "total_loss"))
-        values: dict[str, Any] = {
-            name: loss.item() if loss.device.type == "cpu" else loss.detach() for name, loss in losses.items()
-        }
-        trainer.storage.put_scalars(data_time=data_time, total_loss=sum(values.values()), **values)
-
-    def _adapter(self, adapter: ModelAdapter, name: str) -> "_TurnAdapter":
+    def _adapter(self, adapter: ModelAdapter, model: nn.Module, name: str) -> Any:
+        """Return an adapter that gives the model the name of an optimizer, as its argument ``optimizer``."""
         found = self._adapters.get(name)
-        if found is None or found.adapter is not adapter:
-            found = self._adapters[name] = _TurnAdapter(adapter, name)
-        return found
-
-
-class _TurnAdapter:
-    """An adapter that gives the model the name of an optimizer."""
-
-    def __init__(self, adapter: ModelAdapter, name: str) -> None:
-        self.adapter = adapter
-        self._name = name
-        self._bound: _Bound | None = None
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(self.adapter, attribute)
-
-    def losses(self, model: nn.Module, batch: Any) -> dict[str, Any]:
-        """Run the model on a batch and return its losses."""
-        if self._bound is None or self._bound.model is not model:
-            self._bound = _Bound(model, self._name)
-        return self.adapter.losses(self._bound, batch)  # type: ignore[arg-type]
-
-
-class _Bound:
-    """A model whose argument ``optimizer`` is given."""
-
-    def __init__(self, model: nn.Module, name: str) -> None:
-        self.model = model
-        self._name = name
-        signature = inspect.signature(unwrap_model(model).forward)
-        rest = [parameter for name, parameter in signature.parameters.items() if name != "optimizer"]
-        self.__signature__ = signature.replace(parameters=rest)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.model(*args, optimizer=self._name, **kwargs)
+        if found is None or found[:2] != (adapter, model):
+            call: Any = partial(model, optimizer=name)
+            call.forward = partial(unwrap_model(model).forward, optimizer=name)  # the adapter reads its signature
+            own: Any = copy(adapter)
+            own.losses = lambda model, batch: adapter.losses(call, batch)
+            found = self._adapters[name] = (adapter, model, own)
+        return found[2]

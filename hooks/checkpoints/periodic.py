@@ -1,19 +1,14 @@
-"""Checkpoints every period, at the end and after a failure, by hookline's checkpointer or fvcore's."""
+"""Checkpoints every period, at the end and after a failure."""
 
 import logging
 import os
-import sys
-from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-
-from fvcore.common.checkpoint import PeriodicCheckpointer as FvcorePeriodicCheckpointer
 
 from ...config import ConfigError, Duration
 from ...config.files.atomic import shown_path
-from ..base import HOOK_REGISTRY, HookBase
-from ..every import Every, Period
+from ..base import HOOK_REGISTRY, Every, HookBase, Period
 
-__all__ = ["ExceptionCheckpointer", "FvcoreAdapter", "PeriodicCheckpointer", "RollingCheckpointer", "adapt"]
+__all__ = ["ExceptionCheckpointer", "PeriodicCheckpointer", "RollingCheckpointer", "checked"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +23,7 @@ class PeriodicCheckpointer(HookBase):
     of kept checkpoints is saved too.
 
     Args:
-        checkpointer: a :class:`~hookline.engine.checkpoint.Checkpointer` (or fvcore's).
+        checkpointer: a :class:`~hookline.engine.checkpoint.Checkpointer`.
         period: a duration, in iterations, epochs or time; 0: only on request and at the end.
         max_iter: ignored; accepted for compatibility with detectron2.
         max_to_keep: how many periodic checkpoints to keep, the most recent ones; None: all. The final and the best
@@ -53,24 +48,19 @@ class PeriodicCheckpointer(HookBase):
     ) -> None:
         if max_to_keep is not None and max_to_keep < 1:
             raise ConfigError(f"max_to_keep must be at least 1, or None to keep all; got {max_to_keep}")
-        self.checkpointer = adapt(checkpointer)
+        self.checkpointer = checked(checkpointer)
         self.max_iter = max_iter
         self.max_to_keep = max_to_keep
         self.file_prefix = file_prefix
         self.recent_checkpoints: list[str] = []
-        # Files to remove with the next save. In the state, so that a resumed run removes them too.
-        self._outdated: list[str] = []
         self._every = Every(period)
         self._ending = self._interrupted = False
         self._saved_iter = -1
-        self._final_failed = False  # the final save failed
-        self._periodic: FvcorePeriodicCheckpointer | None = None
 
     def before_train(self) -> None:
         self.max_iter = self.trainer.max_iter
         self._ending = False
         self._saved_iter = self._due_at = -1
-        self._scheduled = False
         self._error: OSError | None = None
         self._every.start()
         self._poll = self.checkpointer.poll
@@ -85,26 +75,19 @@ class PeriodicCheckpointer(HookBase):
         trainer = self.trainer
         self._ending = True
         self._interrupted = trainer.interrupted  # an error after this does not change the checkpoint's name
-        has_news = trainer.finished_iter >= trainer.start_iter or self._final_failed or self._only_final_is_missing()
-        if not trainer.failed and has_news:
-            trainer.request_save()
-        else:
+        # Without a new step, too: a run may be killed, or its disk full, before its final checkpoint is written.
+        if trainer.failed or trainer.finished_iter < 0 or trainer.start_iter > trainer.max_iter:
             self.checkpointer.wait()
-
-    def _only_final_is_missing(self) -> bool:
-        """Return whether the earlier run was killed after its last step, before its final checkpoint was written."""
-        trainer, resumed_from = self.trainer, os.path.basename(self.checkpointer.resumed_from)
-        done = trainer.finished_iter + 1 == trainer.max_iter or getattr(trainer, "stopped", False)
-        return done and resumed_from not in ("", f"{self.file_prefix}_final.pth")
+        else:
+            trainer.request_save()
 
     def on_save(self) -> None:
         trainer = self.trainer
-        if trainer.only_due and self._due_at != trainer.iter:
+        if trainer.due_only and self._due_at != trainer.iter:
             return
         iteration = trainer.finished_iter
         if self._ending and not self._interrupted:
-            self._final_failed = True
-            self._save_final(iteration)
+            self.save(f"{self.file_prefix}_final", iteration=iteration)
         elif not self._ending:
             self._save_periodic(iteration)
         else:
@@ -115,7 +98,6 @@ class PeriodicCheckpointer(HookBase):
             self.checkpointer.wait()
             if self._error is not None:  # there is no later save, so this ends the run whatever on_error says
                 raise self._error
-            self._final_failed = False
 
     def after_run(self) -> None:
         self.checkpointer.close()
@@ -129,82 +111,61 @@ class PeriodicCheckpointer(HookBase):
             iteration: the iteration, from 0.
             **kwargs: more data to save.
         """
-        period = self._every.period.iterations(None) or sys.maxsize
-        if self._periodic is None:
-            args = (self.checkpointer, period, self.max_iter, self.max_to_keep, self.file_prefix)
-            self._periodic = FvcorePeriodicCheckpointer(*args)
-        self._periodic.period = period  # it may have been set since
-        self._periodic.step(iteration, **kwargs)
+        period = self._every.period.iterations(None)
+        if period and (iteration + 1) % period == 0:
+            self._save_periodic(iteration, **kwargs)
+        if self.max_iter is not None and iteration + 1 >= self.max_iter:
+            self.save(f"{self.file_prefix}_final", iteration=iteration, **kwargs)
 
-    def _save_periodic(self, iteration: int) -> None:
+    def _save_periodic(self, iteration: int, **kwargs: Any) -> None:
         name = f"{self.file_prefix}_{iteration:07d}"
-        path = os.path.join(self.checkpointer.save_dir, f"{name}.pth")
         if self.max_to_keep is not None:
-            # Before the save, so that the checkpoint has the list as it is after the save.
-            kept = [*(p for p in self.recent_checkpoints if p != path), path]
-            self._outdated += kept[: -self.max_to_keep]
-            self.recent_checkpoints = kept[-self.max_to_keep :]
-        outdated = [old for old in self._outdated if old != path]
-
-        def then(error: OSError | None) -> None:
-            if error is not None:  # nothing was removed
-                self.recent_checkpoints = [kept for kept in self.recent_checkpoints if kept != path]
-                return
-            self._saved_iter = iteration
-            self._outdated = [old for old in self._outdated if old not in outdated and old != path]
-
-        self._save(name, then, outdated, iteration=iteration)
-
-    def _save_final(self, iteration: int) -> None:
-        # A run killed after its last periodic checkpoint may have left outdated files.
-        outdated = list(self._outdated)
-
-        def then(error: OSError | None) -> None:
-            if error is None:
-                self._outdated = [old for old in self._outdated if old not in outdated]
-
-        self._save(f"{self.file_prefix}_final", then, outdated, iteration=iteration)
+            # Before the save, since the checkpoint holds the list. Those that it removes are in it too, so that a
+            # resumed run removes what a killed one has left.
+            path = self._path(name)
+            self.recent_checkpoints = [*(kept for kept in self.recent_checkpoints if kept != path), path]
+        self.save(name, iteration=iteration, **kwargs)
 
     def save(self, name: str, **kwargs: Any) -> None:
-        """Save now, outside the schedule.
+        """Save now, also outside of the schedule.
 
         Args:
             name: file name without folder and extension.
             **kwargs: more data to save.
         """
-        self._save(name, lambda error: None, (), **kwargs)
-
-    def _save(self, name: str, then: Callable[[OSError | None], Any], outdated: Sequence[str], **kwargs: Any) -> None:
-        trainer = self.trainer
+        trainer, path = self.trainer, self._path(name)
         if not self.checkpointer.save_dir:  # a checkpointer that only loads
-            then(None)
             return
-        path = os.path.join(self.checkpointer.save_dir, f"{name}.pth")
-        trainer.emit("before_save", path)
+        outdated = []
+        if self.max_to_keep is not None and kwargs.get("tag_last", True):  # else they may be the last
+            outdated = [old for old in self.recent_checkpoints[: -self.max_to_keep] if old != path]
+        if trainer is not None:
+            trainer.emit("before_save", path)
 
         def saved(error: OSError | None) -> None:
-            then(error)
             self._error = error
-            if error is None:
-                logger.log(self._log_level, "Saved %s", shown_path(path))
+            gone = outdated if error is None else [path]
+            self.recent_checkpoints = [kept for kept in self.recent_checkpoints if kept not in gone]
+            if error is not None:
+                return
+            self._saved_iter = kwargs.get("iteration", self._saved_iter)
+            logger.log(self._log_level, "Saved %s", shown_path(path))
+            if trainer is not None:
                 trainer.emit("after_save", path)
 
         self.checkpointer.save(name, then=saved, outdated=outdated, **kwargs)
 
+    def _path(self, name: str) -> str:
+        return os.path.join(self.checkpointer.save_dir, f"{name}.pth")
+
     def state_dict(self) -> dict[str, Any]:
         # Names, not paths: a run's folder may be moved.
-        return {"recent_checkpoints": _names(self.recent_checkpoints), "outdated": _names(self._outdated)}
+        names, kept = list(map(os.path.basename, self.recent_checkpoints)), self.max_to_keep or 0
+        return {"recent_checkpoints": names[-kept:], "outdated": names[:-kept]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.recent_checkpoints = self._paths(state_dict["recent_checkpoints"])
-        self._outdated = self._paths(state_dict.get("outdated", []))
-
-    def _paths(self, names: Sequence[str]) -> list[str]:
-        return [os.path.join(self.checkpointer.save_dir, name) for name in names]
-
-
-def _names(paths: Sequence[str]) -> list[str]:
-    return [os.path.basename(path) for path in paths]
+        names = [*state_dict.get("outdated", ()), *state_dict.get("recent_checkpoints", ())]
+        self.recent_checkpoints = [os.path.join(self.checkpointer.save_dir, name) for name in names]
 
 
 @HOOK_REGISTRY.register()
@@ -234,16 +195,14 @@ class RollingCheckpointer(PeriodicCheckpointer):
 
     def after_step(self) -> None:
         if self._every(self.trainer) and self.trainer.iter + 1 < self.trainer.max_iter:
-            self._scheduled = True
-            self.trainer.request_save(everywhere=True, extra=True)
+            self._due_at = self.trainer.iter
+            self.trainer.request_save(everywhere=True, due=True)
 
     def on_save(self) -> None:
-        self._scheduled = False  # the PeriodicCheckpointer saves
-
-    def on_extra_save(self) -> None:
-        if self._scheduled:
-            self._scheduled = False
-            self._save_periodic(self.trainer.finished_iter)
+        trainer = self.trainer
+        due = [hook for hook in trainer.find_hooks(PeriodicCheckpointer) if hook._due_at == trainer.iter]
+        if trainer.due_only and due == [self]:
+            self._save_periodic(trainer.finished_iter)
 
     def after_train(self) -> None:
         """Do nothing: the PeriodicCheckpointer saves the end."""
@@ -271,7 +230,7 @@ class ExceptionCheckpointer(HookBase):
     """
 
     def __init__(self, checkpointer: Any, file_name: str = "model_exception") -> None:
-        self._checkpointer = adapt(checkpointer)
+        self._checkpointer = checked(checkpointer)
         self._file_name = file_name
 
     def before_train(self) -> None:
@@ -283,21 +242,20 @@ class ExceptionCheckpointer(HookBase):
 
     def on_exception(self, error: BaseException) -> None:
         trainer = self.trainer
-        in_step = trainer.iter != trainer.finished_iter
-        # After an error about NaN the weights may be NaN.
-        nan = isinstance(error, FloatingPointError)
-        untouched = self._updating == trainer.finished_iter if in_step else not nan
-        self._exact = isinstance(error, Exception) and trainer.finished_iter >= trainer.start_iter and untouched
-        if isinstance(error, Exception) and not self._exact:
-            logger.info("The state at the failure is not saved: it is not the state of a finished step of this run")
+        if trainer.iter == trainer.finished_iter:  # after the step; in an error about NaN, the weights may be NaN
+            is_whole = not isinstance(error, FloatingPointError)
+        else:
+            is_whole = self._updating not in (-1, trainer.iter)  # -1: a run_step of one's own, without the event
+        self._exact = isinstance(error, Exception) and trainer.finished_iter >= trainer.start_iter and is_whole
 
     def after_train(self) -> None:  # not earlier: hooks may restore weights in on_exception
-        if not self.trainer.failed or not self._exact:
+        trainer = self.trainer
+        if not trainer.failed:
             return
-        if self._checkpointer.needs_all_ranks:
-            logger.info("The state at the failure is not saved: it takes all ranks")
+        if not self._exact or self._checkpointer.needs_all_ranks:
+            logger.info("The state at the failure is not saved: it is not of a finished step, or takes all ranks")
             return
-        trainer, path = self.trainer, os.path.join(self._checkpointer.save_dir, f"{self._file_name}.pth")
+        path = os.path.join(self._checkpointer.save_dir, f"{self._file_name}.pth")
         trainer.emit("before_save", path)
 
         def saved(error: OSError | None) -> None:
@@ -314,74 +272,15 @@ class ExceptionCheckpointer(HookBase):
         self._checkpointer.wait()
 
 
-# ---------------------------------------------------------------------------- fvcore's checkpointer
+def checked(checkpointer: Any) -> Any:
+    """Return a checkpointer if it is hookline's.
 
-
-def adapt(checkpointer: Any) -> Any:
-    """Return hookline's checkpointer as it is, fvcore's in a :class:`FvcoreAdapter`."""
-    return checkpointer if hasattr(checkpointer, "poll") else FvcoreAdapter(checkpointer)
-
-
-class FvcoreAdapter:
-    """Gives fvcore's Checkpointer the methods of hookline's. All saves are synchronous, and errors are raised.
-
-    Args:
-        checkpointer: fvcore's. Attributes that are not defined here are its own.
+    Raises:
+        ConfigError: it is another one.
     """
-
-    needs_all_ranks = False
-    resumed_from = ""
-
-    def __init__(self, checkpointer: Any) -> None:
-        self._checkpointer = checkpointer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._checkpointer, name)
-
-    def save(
-        self,
-        name: str,
-        *,
-        tag_last: bool = True,
-        outdated: Iterable[str] = (),
-        then: Callable[[OSError | None], Any] | None = None,
-        **data: Any,
-    ) -> None:
-        inner = self._checkpointer
-        # fvcore points last_checkpoint to every file it writes.
-        last = "" if tag_last or not inner.has_checkpoint() else inner.get_checkpoint_file()
-        inner.save(name, **data)
-        if last:
-            inner.tag_last_checkpoint(os.path.basename(last))
-        for path in outdated:
-            self.remove(path)
-        if then is not None:
-            then(None)
-
-    def remove(self, path: str) -> None:
-        if self._checkpointer.path_manager.exists(path):
-            self._checkpointer.path_manager.rm(path)
-
-    def load(self, path: str, checkpointables: list[str] | None = None, *, weights_from: str = "model") -> Any:
-        """Load a checkpoint. ``weights_from`` is ignored: fvcore's files hold one set of weights."""
-        return self._checkpointer.load(path, checkpointables)
-
-    def resume_or_load(
-        self, path: str, *, resume: bool = True, strict: bool = False, weights_from: str = "model"
-    ) -> dict[str, Any]:
-        """Resume from the last checkpoint, or load ``path``. ``weights_from`` is ignored, as in :meth:`load`.
-
-        Raises:
-            ConfigError: ``strict``, which fvcore's Checkpointer does not have, is set.
-        """
-        inner = self._checkpointer
-        if strict:
-            raise ConfigError(f"MODEL.WEIGHTS_STRICT needs hookline's Checkpointer; the trainer's is {type(inner)}")
-        self.resumed_from = inner.get_checkpoint_file() if resume and inner.has_checkpoint() else ""
-        content: dict[str, Any] = inner.resume_or_load(path, resume=resume)
-        return content
-
-    def poll(self) -> None:
-        """Do nothing, as :meth:`wait` and :meth:`close`: no save is under way."""
-
-    wait = close = poll
+    if not hasattr(checkpointer, "poll"):
+        raise ConfigError(
+            f"the checkpointer is a {type(checkpointer).__name__}: use hookline.engine.checkpoint.Checkpointer, or a "
+            "subclass of it. It has the interface of fvcore's and reads its files"
+        )
+    return checkpointer

@@ -1,41 +1,42 @@
 """``EarlyStopping``: stop when a metric no longer improves."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from ...config import CfgNode, ConfigError, Duration, suggest
+from ...config import ConfigError, suggest
 from ..base import HOOK_REGISTRY, HookBase
-from ..evaluation import Monitor, flatten_names
+from ..evaluation import EvalHook, Monitor, flatten_names
 from ..event_storage import has_event_storage
-from ..every import Every
 
 __all__ = ["EarlyStopping"]
+
+logger = logging.getLogger(__name__)
 
 
 @HOOK_REGISTRY.register()
 class EarlyStopping(HookBase):
     """Stops training when a metric has not improved for ``patience`` evaluations in a row.
 
-    Reads the metric after each evaluation, or every ``period``. Without a period a metric of training, such as
-    ``"total_loss"``, is read after each epoch. NaN is not an improvement. Saves the best value and the count.
+    Reads the metric after each evaluation. A metric of training, such as ``"total_loss"``, is read after each epoch, a
+    smoothed one as its median over the last 20 iterations. NaN is not an improvement. Saves best value and count. A
+    metric that does not exist is a warning, after the first epoch if nothing is evaluated, or at the end.
 
     A run that was stopped has ended. ``--resume`` continues it only with a larger MAX_ITER.
 
     Args:
         metric: the metric's full name, such as ``"digits_test/accuracy"``, or a function of all metrics; see
             :class:`~hookline.hooks.evaluation.Monitor`. Default: that of CHECKPOINT.BEST.
-        patience: number of evaluations, or periods, without improvement after which training stops.
+        patience: number of evaluations, or epochs, without improvement after which training stops.
         mode: whether a larger ("max") or a smaller ("min") value is better. Default: "min" if the metric's name ends
             with "loss", otherwise "max"; with the metric of CHECKPOINT.BEST its MODE.
         min_delta: the smallest change that counts as an improvement.
         reset_on_train: forget the best value and the count when training starts.
-        period: a duration. The metric is read every ``period`` and not after evaluations. The value of a smoothed
-            metric, such as a loss of training, is the median over the last 20 iterations.
 
     Raises:
         ConfigError: neither this hook nor CHECKPOINT.BEST has a metric; or there is no such metric after the first
-            evaluation, or at the end of the first period.
+            evaluation.
     """
 
     def __init__(
@@ -45,7 +46,6 @@ class EarlyStopping(HookBase):
         mode: Literal["max", "min"] | None = None,
         min_delta: float = 0.0,
         reset_on_train: bool = False,
-        period: "Duration | int | str" = 0,
     ) -> None:
         if mode not in ("max", "min", None):
             raise ConfigError(f'EarlyStopping: mode must be "max" or "min", not {mode!r}')
@@ -53,10 +53,6 @@ class EarlyStopping(HookBase):
             raise ConfigError(f"EarlyStopping: patience must be at least 1, not {patience}")
         self._monitor = Monitor(metric)
         self.metric = self._monitor.name
-        self.period = Duration.parse(period)
-        self._every = Every(period)
-        if self.period:
-            self.after_step = self._after_period  # type: ignore[method-assign]  # no cost without a period
         self.patience = patience
         self.mode = mode or ("min" if self.metric.endswith("loss") else "max")
         self._given_mode = mode
@@ -64,27 +60,24 @@ class EarlyStopping(HookBase):
         self._reset_on_train = reset_on_train
         self.best: float | None = None
         self.count = 0
+        self._warned = False
 
     def on_registered(self) -> None:
         if self.metric:
             return
         cfg = getattr(self.trainer, "cfg", None)
-        best = cfg.CHECKPOINT.BEST if isinstance(cfg, CfgNode) and "CHECKPOINT" in cfg else None
-        if not (best and best.METRIC):
-            raise ConfigError(
-                "EarlyStopping has no metric, and the run has none either: give it one, or set CHECKPOINT.BEST.METRIC "
-                "(Trainer(monitor=...))"
-            )
+        if cfg is None or not cfg.CHECKPOINT.BEST.METRIC:
+            raise ConfigError("EarlyStopping has no metric: give it one, or set CHECKPOINT.BEST.METRIC (monitor=...)")
+        best = cfg.CHECKPOINT.BEST
         self._monitor, self.mode = Monitor(best.METRIC), self._given_mode or best.MODE
         self.metric = self._monitor.name
 
     def before_train(self) -> None:
-        self._every.start()
         if self._reset_on_train:
             self.reset_state()
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
-        if not has_event_storage() or self.period:  # an evaluation without training
+        if not has_event_storage():  # an evaluation without training
             return
         metrics = flatten_names(results)
         if self._monitor.function is not None:
@@ -93,11 +86,13 @@ class EarlyStopping(HookBase):
                 self._judge(found[0])
         elif self.metric in metrics:
             self._judge(float(metrics[self.metric]))
+        elif self.trainer.iter == self.trainer.start_iter:  # a metric of training may come yet
+            return
         elif not (self._is_of_training() and self.trainer.iters_per_epoch):  # else after_epoch() reads it
             raise ConfigError(
                 f"EarlyStopping watches {self.metric!r}, which is not among the evaluation's metrics "
-                f"({', '.join(metrics) or 'none'}){suggest(self.metric, metrics) or '.'} For a metric of training, set "
-                "period"
+                f"({', '.join(metrics) or 'none'}){suggest(self.metric, metrics)}. A "
+                "metric of training is read after each epoch, for which the loader needs a length"
             )
 
     def _is_of_training(self) -> bool:
@@ -105,23 +100,22 @@ class EarlyStopping(HookBase):
         return self.metric not in storage.evaluated and self.metric in storage.histories()
 
     def after_epoch(self) -> None:
-        if not self.period and self._is_of_training():
-            self._read()
-
-    def _after_period(self) -> None:
-        if self._every(self.trainer):
-            self._read()
-
-    def _read(self) -> None:
-        found = self._monitor.value(self.trainer, smoothed=True)
-        if found is None and self._monitor.function is None:
-            latest = self.trainer.storage.latest()
-            raise ConfigError(
-                f"EarlyStopping watches {self.metric!r}, which is not among the metrics so far "
-                f"({', '.join(latest) or 'none'}){suggest(self.metric, latest)}"
-            )
-        if found is not None:
+        if self._is_of_training() and (found := self._monitor.value(self.trainer, smoothed=True)) is not None:
             self._judge(found[0])
+        elif not self.trainer.find_hooks(EvalHook):
+            self._warn_if_missing()
+
+    def after_train(self) -> None:
+        if self.trainer.completed:
+            self._warn_if_missing()
+
+    def _warn_if_missing(self) -> None:
+        if self.best is None and not self.count and not self._warned and self.trainer.iter > self.trainer.start_iter:
+            self._warned = True
+            hint = suggest(self.metric, self.trainer.storage.latest())
+            logger.warning(
+                "EarlyStopping has found no value of %r so far, and cannot stop the run%s", self.metric, hint
+            )
 
     def _judge(self, value: float) -> None:
         if self._is_better(value):
@@ -130,7 +124,7 @@ class EarlyStopping(HookBase):
         self.count += 1
         if self.count >= self.patience:
             best = "none" if self.best is None else f"{self.best:.5g}"
-            times = "periods" if self.period else "epochs" if self._is_of_training() else "evaluations"
+            times = "epochs" if self._is_of_training() else "evaluations"
             self.trainer.request_stop(
                 f"early stopping: {self.metric} has not been better than {best} for {self.count} {times}",
                 everywhere=True,  # all ranks have the same results

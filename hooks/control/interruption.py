@@ -36,6 +36,8 @@ EXIT_AGAIN = 75
 EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as in shells."""
 
+_IMPORTED = time.monotonic()
+
 INTERRUPTED_BY = "interrupted by"
 """The start of the reason of a run that a signal ended. The signal's name follows."""
 
@@ -216,16 +218,17 @@ class SignalHandler(HookBase):
 class TimeLimit(HookBase):
     """Stops training before a time limit, early enough to save a checkpoint.
 
-    After each step it checks that the longest step, evaluation and checkpoint of this run still fit, and ``margin``. If
-    they do not, training stops with exit code 75 and saves a checkpoint. The first step is not measured, since it
-    includes compilation and loading. Has no state: a resumed run has the whole limit again.
+    After each step it checks that the longest step so far, with the evaluation and checkpoint in it, and another
+    checkpoint still fit before the limit, and ``margin``. If they do not, training stops with exit code 75 and saves a
+    checkpoint. The first step is not measured, since it includes compilation and loading. Has no state: a resumed run
+    has the whole limit again.
 
     Args:
         limit: a time, such as ``"2h"``.
         margin: extra time for what has not been measured: the first evaluation or checkpoint, the end of the program.
             Default: a twentieth of the limit, at most a minute.
-        since: when the limit starts: "train", at the start of training; "process", at the start of this process, as a
-            cluster counts a job's limit.
+        since: when the limit starts: "train", at the start of training; "process", when this process imported
+            hookline, as a cluster counts a job's limit.
 
     Raises:
         ConfigError: ``limit`` or ``margin`` is not a time, or ``limit`` is not larger than ``margin`` and 0.
@@ -245,62 +248,27 @@ class TimeLimit(HookBase):
             raise ConfigError("TimeLimit: limit must be a time that is not 0; write '45s', '30min' or '2h'")
         if since not in ("train", "process"):
             raise ConfigError(f'TimeLimit: since must be "train" or "process", not {since!r}')
+        self._since = since
         self.margin = min(seconds / 20, 60.0) if margin is None else Duration.parse_time(margin).seconds
         if self.margin >= seconds:
             raise ConfigError(f"TimeLimit: the margin, {self.margin:g} s, is not smaller than the limit, {self.limit}")
-        self._since = since
-        self._reset()
-
-    def _reset(self) -> None:
-        self._last = time.monotonic()
-        self._first = True
-        self._longest = {"step": 0.0, "evaluation": 0.0, "checkpoint": 0.0}  # seconds
-        # Time of evaluations and checkpoints in the current step, which is not part of the step.
-        self._excluded = 0.0
-        self._eval_began = self._save_began = (self._last, -1)  # the time and iteration at which the last one began
 
     def before_train(self) -> None:
-        self._reset()
-        start = self._last if self._since == "train" else _process_start()
+        start = _IMPORTED if self._since == "process" else time.monotonic()
         self._end = start + self.limit.seconds - self.margin
+        self._last: float | None = None  # the end of the last step
+        self._longest_step = self._longest_save = 0.0
 
     def after_step(self) -> None:
         now = time.monotonic()
-        step = now - self._last - self._excluded
-        if not self._first:
-            self._longest["step"] = max(self._longest["step"], step)
-        self._first, self._last, self._excluded = False, now, 0.0
-        if now + sum(self._longest.values()) > self._end:
+        if self._last is not None:
+            self._longest_step = max(self._longest_step, now - self._last)
+        self._last = now
+        if now + self._longest_step + self._longest_save > self._end:
             self.trainer.request_stop(f"the time limit of {self.limit} is near", EXIT_AGAIN)
 
-    def before_eval(self) -> None:
-        self._eval_began = time.monotonic(), self.trainer.iter
-
-    def after_eval(self, results: Any) -> None:
-        self._note("evaluation", self._eval_began)
-
     def before_save(self, path: str) -> None:
-        self._save_began = time.monotonic(), self.trainer.iter
+        self._save_start = time.monotonic()
 
     def after_save(self, path: str) -> None:
-        self._note("checkpoint", self._save_began)
-
-    def _note(self, what: str, began: tuple[float, int]) -> None:
-        took = time.monotonic() - began[0]
-        if began[1] == self.trainer.iter:  # steps waited for it, so it did not run in the background
-            self._excluded += took
-        self._longest[what] = max(self._longest[what], took)
-
-
-_imported = time.monotonic()
-
-
-def _process_start() -> float:
-    """Return when this process started, on ``time.monotonic``'s clock; if unknown, when this module was imported."""
-    try:
-        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[19])  # field 22: start time since boot
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, AttributeError):  # not Linux
-        return _imported
-    return time.monotonic() - age
+        self._longest_save = max(self._longest_save, time.monotonic() - self._save_start)

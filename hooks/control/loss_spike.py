@@ -82,15 +82,13 @@ class LossSpike(HookBase):
 
     def _check_new_values(self) -> None:
         history = self.trainer.storage.histories().get(self.metric)
-        new = history.count_since(self._seen) if history is not None else 0
-        if history is None or not new:
-            return
+        new = history.tail(history.count_since(self._seen)) if history is not None else []
         spikes = []
-        for value, iteration in history.tail(new):
+        for value, iteration in new:
             if value > self._limit or not math.isfinite(value):
                 spikes.append((value, iteration, self._limit))
             self._add(value)
-        self._seen = history.latest_iter()
+            self._seen = iteration
         if spikes:
             self.count += len(spikes)
             self._react(spikes)
@@ -107,7 +105,7 @@ class LossSpike(HookBase):
             self._limit = middle + self._factor * max(sigma, _LEAST_SIGMA * abs(middle))
 
     def _react(self, spikes: list[tuple[float, int, float]]) -> None:
-        value, iteration, limit = max(spikes, key=lambda spike: math.inf if math.isnan(spike[0]) else spike[0])
+        value, iteration, limit = spikes[0]
         more = f" (and {len(spikes) - 1} more since the last check)" if len(spikes) > 1 else ""
         message = f"{self.metric} jumped to {value:.4g} at iteration {iteration}{more}"
         logger.warning("%s; the limit was %.4g; %d spikes so far", message, limit, self.count)
@@ -124,8 +122,7 @@ class LossSpike(HookBase):
         return {"values": list(self._values), "limit": self._limit, "age": self._age, "count": self.count}
 
     def reset_state(self) -> None:
-        self._values.clear()
-        self._limit, self._age, self.count = math.inf, 0, 0
+        self.load_state_dict({"values": [], "limit": math.inf, "age": 0, "count": 0})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._values.clear()

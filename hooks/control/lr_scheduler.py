@@ -12,13 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from fvcore.common.param_scheduler import (
-    CompositeParamScheduler,
-    ConstantParamScheduler,
-    ExponentialParamScheduler,
-    LinearParamScheduler,
-    ParamScheduler,
-)
+from fvcore.common.param_scheduler import ParamScheduler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler as _TorchScheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -33,10 +27,6 @@ logger = logging.getLogger(__name__)
 
 BEFORE_END = 1 - 2 * ParamScheduler.WHERE_EPSILON
 """The last point at which fvcore's stepwise schedules are defined: they add the epsilon."""
-
-# Factors computed at a time, for schedules that depend on the progress alone: many at once take less time than one per
-# step. Schedules of other classes may change during a run, so they are called in each step.
-_AHEAD = 64
 
 
 def value_at(schedule: ParamScheduler, where: float) -> float:
@@ -54,16 +44,13 @@ class FunctionSchedule(ParamScheduler):
     """A schedule given by a function of the iteration.
 
     Args:
-        factor: from the number of updates, 0 to ``max_iter``, to the factor of the base learning rate. It must be a
-            pure function: it is called ahead of time.
+        factor: from the number of updates, 0 to ``max_iter``, to the factor of the base learning rate.
         max_iter: number of updates in the whole run.
-        has_warmup: the function includes a warm-up, so none is added.
     """
 
-    def __init__(self, factor: Callable[[float], float], max_iter: int, has_warmup: bool = False) -> None:
+    def __init__(self, factor: Callable[[float], float], max_iter: int) -> None:
         self._factor = factor
         self._max_iter = max_iter
-        self.has_warmup = has_warmup
 
     def __call__(self, where: float) -> float:
         iteration = where * self._max_iter
@@ -98,28 +85,26 @@ class WarmupParamScheduler(ParamScheduler):
     ) -> None:
         if not 0.0 <= warmup_length <= 1.0:
             raise ValueError(f"warmup_length must be a fraction of the run, in [0, 1], not {warmup_length}")
-        start = warmup_factor * scheduler(0.0)
-        end = scheduler(0.0) if rescale_interval else value_at(scheduler, warmup_length)
-        if warmup_method == "linear":
-            self._warmup: ParamScheduler = LinearParamScheduler(start, end)
-        elif warmup_method == "constant":
-            self._warmup = ConstantParamScheduler(start)
-        elif warmup_method == "exponential":
-            if start <= 0 or end <= 0:
-                raise ValueError(f"an exponential warm-up cannot rise from {start} to {end}: both must be positive")
-            self._warmup = ExponentialParamScheduler(start, end / start)
-        else:
+        if warmup_method not in ("linear", "constant", "exponential"):
             raise ValueError(f'unknown warmup_method {warmup_method!r}; use "linear", "constant" or "exponential"')
+        self._start = warmup_factor * scheduler(0.0)
+        self._end = scheduler(0.0) if rescale_interval else value_at(scheduler, warmup_length)
+        if warmup_method == "exponential" and min(self._start, self._end) <= 0:
+            raise ValueError(f"an exponential warm-up rises from {self._start} to {self._end}: both must be positive")
+        self._method = warmup_method
         self._scheduler = scheduler
         self._length = warmup_length
         self._rescale = rescale_interval
 
     def __call__(self, where: float) -> float:
-        if where < self._length:
-            return self._warmup(where / self._length)
-        if self._rescale and self._length < 1.0:
-            where = (where - self._length) / (1.0 - self._length)
-        return value_at(self._scheduler, where)
+        if where >= self._length:
+            if self._rescale and self._length < 1.0:
+                where = (where - self._length) / (1.0 - self._length)
+            return value_at(self._scheduler, where)
+        progress = where / self._length
+        if self._method == "linear":
+            return self._end * progress + self._start * (1 - progress)
+        return self._start * (self._end / self._start) ** progress if self._method == "exponential" else self._start
 
 
 class LRMultiplier(_TorchScheduler):
@@ -127,9 +112,6 @@ class LRMultiplier(_TorchScheduler):
 
     Call ``step()`` once after each update. After ``max_iter`` updates the factor stays at its last value. The initial
     rate of a group that is added to the optimizer later is the rate it was added with.
-
-    Schedules of hookline and fvcore depend on the progress alone; 64 factors are computed at a time. A change inside
-    such an object therefore takes effect up to 64 iterations later. Schedules of other classes are called in each step.
 
     Args:
         optimizer: the optimizer.
@@ -139,53 +121,28 @@ class LRMultiplier(_TorchScheduler):
     """
 
     def __init__(self, optimizer: Optimizer, multiplier: ParamScheduler, max_iter: int, last_iter: int = -1) -> None:
-        if not isinstance(multiplier, ParamScheduler):
-            raise TypeError(f"multiplier must be a fvcore ParamScheduler, not {multiplier!r}")
-        if max_iter < 1:
-            raise ValueError(f"max_iter must be positive, not {max_iter}")
         # detectron2's names. Another value during a run changes the schedule from the next step on.
         self._multiplier = multiplier
         self._max_iter = max_iter
-        self._factors: dict[int, float] = {}  # precomputed, by iteration, for this schedule and length:
-        self._factors_of: tuple[ParamScheduler, int] | None = None
         super().__init__(optimizer, last_epoch=last_iter)
 
     def get_lr(self) -> list[Any]:
         """Return the learning rate of each group at the current iteration."""
-        iteration, schedule = self.last_epoch, (self._multiplier, self._max_iter)
-        if iteration not in self._factors or self._factors_of != schedule:
-            ahead = range(iteration, iteration + (_AHEAD if _is_known(self._multiplier) else 1))
-            self._factors = {it: value_at(self._multiplier, it / self._max_iter) for it in ahead}
-            self._factors_of = schedule
-        factor = self._factors[iteration]
+        factor = value_at(self._multiplier, self.last_epoch / self._max_iter)
         return [base_lr * factor for base_lr in self.base_lrs]
 
     def step(self, epoch: int | None = None) -> None:
-        """Advance by one iteration. Skips the checks of torch's ``step`` after the first call.
-
-        Raises:
-            ConfigError: groups were removed from the optimizer.
-        """
-        groups = self.optimizer.param_groups
-        known = len(self.base_lrs)
-        if len(groups) < known:
-            raise ConfigError(
-                f"the optimizer has {len(groups)} parameter groups, and had {known} when its learning rates were "
-                "last set: after removing groups, make a new scheduler"
-            )
-        if len(groups) > known:  # groups that were added since the last step come last
-            self.base_lrs += [group.setdefault("initial_lr", group["lr"]) for group in groups[known:]]
-        fast = epoch is None and self._step_count > 1
-        for group in groups:  # torch's step changes a tensor in place
-            fast = fast and type(group["lr"]) is float
-        if not fast:
-            super().step(epoch)
-            return
+        """Advance by one iteration, or set the rates of iteration ``epoch``, without the checks of torch's ``step``."""
+        for group in self.optimizer.param_groups[len(self.base_lrs) :]:  # added since the last step
+            self.base_lrs.append(group.setdefault("initial_lr", group["lr"]))
         self._step_count += 1
-        self.last_epoch += 1
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         self._last_lr = self.get_lr()
-        for group, lr in zip(groups, self._last_lr, strict=True):
-            group["lr"] = lr
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            if type(group["lr"]) is not float and isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain numbers; the schedule itself is rebuilt from the config."""
@@ -198,15 +155,6 @@ class LRMultiplier(_TorchScheduler):
         self._last_lr = self.get_lr()
 
 
-def _is_known(schedule: ParamScheduler) -> bool:
-    """Return whether a schedule is known to depend on the progress alone."""
-    while type(schedule) is WarmupParamScheduler:
-        schedule = schedule._scheduler
-    if type(schedule) is CompositeParamScheduler:
-        return False
-    return type(schedule).__module__ in (ParamScheduler.__module__, __name__)
-
-
 @runtime_checkable
 class TimmScheduler(Protocol):
     """The interface of timm's schedulers, whose methods take the number of the epoch and of the update.
@@ -214,17 +162,8 @@ class TimmScheduler(Protocol):
     Those of pytorch-accelerated have it too, but their ``step`` takes no number: see :func:`takes_epoch`.
     """
 
-    def step(self, epoch: int) -> None:
-        """Set the rates for an epoch, if the scheduler counts epochs."""
-
     def step_update(self, num_updates: int) -> None:
         """Set the rates after a number of updates, if the scheduler counts updates."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the scheduler's state."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state."""
 
 
 def takes_epoch(kind: type) -> bool:
@@ -249,7 +188,7 @@ class LRScheduler(HookBase):
             factors of the optimizer's learning rates. Default: the trainer's ``scheduler``.
         name: the metric name of the rate, for several optimizers with a schedule each.
         metric: for ``ReduceLROnPlateau``: the full name of its metric, such as ``"digits_test/loss"``.
-        interval: when a torch scheduler is stepped: after each "iteration", "epoch" or "evaluation".
+        interval: when a torch scheduler is stepped: after each "iteration" or "epoch".
         part: the name of one of the trainer's several optimizers, whose schedule this hook steps.
 
     Raises:
@@ -262,11 +201,11 @@ class LRScheduler(HookBase):
         scheduler: "_TorchScheduler | ParamScheduler | None" = None,
         name: str = "lr",
         metric: str | None = None,
-        interval: Literal["iteration", "epoch", "evaluation"] = "iteration",
+        interval: Literal["iteration", "epoch"] = "iteration",
         part: str | None = None,
     ) -> None:
-        if interval not in ("iteration", "epoch", "evaluation"):
-            raise ConfigError(f'LRScheduler: interval is "iteration", "epoch" or "evaluation", not {interval!r}')
+        if interval not in ("iteration", "epoch"):
+            raise ConfigError(f'LRScheduler: interval is "iteration" or "epoch", not {interval!r}')
         self._interval = interval
         self._part = part
         if part is not None:
@@ -278,7 +217,7 @@ class LRScheduler(HookBase):
         self._given = optimizer
         self._optimizer: Any = optimizer
         self._scheduler: Any = scheduler
-        self._multiplier = scheduler if isinstance(scheduler, ParamScheduler) else None
+        self._factors = scheduler if isinstance(scheduler, ParamScheduler) else None
         self._length = 0
         self._by_updates = self._takes_epoch = False
         self._each_step = True
@@ -290,52 +229,35 @@ class LRScheduler(HookBase):
 
     def before_train(self) -> None:
         trainer: Any = self.trainer
-        optimizer = self._find_optimizer()
+        if self._given is None:
+            self._optimizer = trainer.optimizer if self._part is None else trainer.optimizer[self._part]
         self._check_metric()
         if isinstance(self.scheduler, ParamScheduler):
-            self._multiplier = self.scheduler
-            if not isinstance(optimizer, Optimizer):
-                raise ConfigError(
-                    f"LRScheduler: a {type(self._multiplier).__name__} sets the rates of one torch optimizer, not of "
-                    f"{type(optimizer).__name__}; for several optimizers register one LRScheduler each, as "
-                    'LRScheduler(optimizer, scheduler, name="lr_head")'
-                )
-            for group in optimizer.param_groups if trainer.start_iter else ():
+            self._factors = self.scheduler
+        if self._factors is not None:  # each train() has its own length
+            for group in self._optimizer.param_groups if trainer.start_iter else ():
                 group.setdefault("initial_lr", group["lr"])
-            self._scheduler = LRMultiplier(optimizer, self._multiplier, trainer.max_iter, trainer.start_iter - 1)
-            self._length = trainer.max_iter
+            self._scheduler = LRMultiplier(self._optimizer, self._factors, trainer.max_iter, trainer.start_iter - 1)
         self.set_max_iter(trainer.max_iter)
         for other in trainer.find_hooks(LRScheduler):
             if other is not self and other.scheduler is self.scheduler:
                 raise ConfigError(
                     "two LRScheduler hooks step the same scheduler: it would run twice as fast; remove one of them"
                 )
-        self._best_param_group_id = self.get_best_param_group_id(optimizer)
+        self._best_param_group_id = self.get_best_param_group_id(self._optimizer)
         self._by_updates = not isinstance(self.scheduler, _TorchScheduler) and isinstance(self.scheduler, TimmScheduler)
         self._takes_epoch = self._by_updates and takes_epoch(type(self.scheduler))
         self._each_step = self._metric is None and self._interval == "iteration" and not self._by_updates
 
-    def _find_optimizer(self) -> Any:
-        if self._given is None:
-            optimizer: Any = self.trainer.optimizer
-            self._optimizer = optimizer if self._part is None else optimizer[self._part]
-        return self._optimizer
-
     def _check_metric(self) -> None:
         scheduler = self.scheduler
-        if isinstance(scheduler, ReduceLROnPlateau):
-            if not self._metric:
-                raise ConfigError(
-                    "LRScheduler: ReduceLROnPlateau needs a metric; pass its name, as in "
-                    'LRScheduler(metric="digits_test/loss"); in a config, SOLVER.LR_SCHEDULER_METRIC'
-                )
-            if self._metric not in self.trainer.storage.latest():  # a new run, not a resumed one
-                self._metric_iter = None
-        elif self._metric:
+        if isinstance(scheduler, ReduceLROnPlateau) != bool(self._metric):
             raise ConfigError(
-                f"LRScheduler: metric={self._metric!r} is for ReduceLROnPlateau; {type(scheduler).__name__} counts "
-                "iterations, so remove the argument"
+                f"LRScheduler: metric={self._metric!r} does not fit {type(scheduler).__name__}: only ReduceLROnPlateau "
+                'takes a metric, and it needs one, such as "digits_test/loss" (in a config SOLVER.LR_SCHEDULER_METRIC)'
             )
+        if self._metric not in self.trainer.storage.latest():  # a new run, not a resumed one
+            self._metric_iter = None
 
     def set_max_iter(self, max_iter: int) -> None:
         """Follow the schedule of a run of another length from the next step on.
@@ -343,17 +265,9 @@ class LRScheduler(HookBase):
         Only an fvcore ParamScheduler and an ``LRMultiplier`` have a length that can change. Others continue unchanged.
         """
         before, self._length = self._length, max_iter
-        if before not in (0, max_iter) and getattr(self.scheduler, "_max_iter", None) == before:
+        if isinstance(self.scheduler, LRMultiplier) and self.scheduler._max_iter == before != max_iter:
             self.scheduler._max_iter = max_iter
-            self._set_rates()
-
-    def _set_rates(self) -> None:
-        """Set the optimizer's rates to those of the scheduler's current iteration."""
-        for group, rate in zip(self._optimizer.param_groups, self.scheduler.get_lr(), strict=True):
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+            self.scheduler.step(self.scheduler.last_epoch)
 
     @staticmethod
     def get_best_param_group_id(optimizer: Optimizer) -> int:
@@ -384,33 +298,18 @@ class LRScheduler(HookBase):
             self.scheduler.step()
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
-        if not has_event_storage():  # an evaluation without training
-            return
-        if self._metric is None:
-            if self._interval == "evaluation" and self.trainer.iter < self.trainer.max_iter:
-                self.scheduler.step()
+        if self._metric is None or not has_event_storage():  # an evaluation without training
             return
         latest = self.trainer.storage.latest()
         if self._metric not in latest:
             if not self._warned:
-                logger.warning(
-                    "LRScheduler needs %r, which is not among the metrics put so far (%s)%s",
-                    self._metric,
-                    ", ".join(latest) or "none",
-                    suggest(self._metric, latest),
-                )
+                logger.warning("LRScheduler: no metric %r so far%s", self._metric, suggest(self._metric, latest))
             self._warned = True
             return
         value, iteration = latest[self._metric]
-        if iteration == self._metric_iter:  # this evaluation did not put the metric
-            return
-        self._metric_iter = iteration
-        group = self._optimizer.param_groups[self._best_param_group_id]
-        before = float(group["lr"])
-        self.scheduler.step(value)
-        if float(group["lr"]) != before:
-            message = "%s is %.5g and has not improved: the learning rate is now %g instead of %g"
-            logger.info(message, self._metric, value, group["lr"], before)
+        if iteration != self._metric_iter:  # otherwise this evaluation did not put the metric
+            self._metric_iter = iteration
+            self.scheduler.step(value)
 
     def state_dict(self) -> dict[str, Any]:
         if not hasattr(self.scheduler, "state_dict"):
@@ -420,7 +319,6 @@ class LRScheduler(HookBase):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if hasattr(self.scheduler, "load_state_dict"):
-            logger.debug("Loading scheduler from state_dict ...")
             if self._metric is not None:
                 self._metric_iter = state_dict["judged_iter"]
                 state_dict = state_dict["scheduler"]
@@ -428,16 +326,10 @@ class LRScheduler(HookBase):
 
     def reset_state(self) -> None:
         self._metric_iter = None
-        if self._multiplier is not None:
-            self._scheduler = self._multiplier  # before_train() creates a new torch scheduler from it
-        elif hasattr(self.scheduler, "_max_iter"):
-            self.scheduler.last_epoch = self.trainer.start_iter
-            self._find_optimizer()
-            self._set_rates()
-        else:
+        if isinstance(self.scheduler, LRMultiplier):
+            self.scheduler.step(self.trainer.start_iter)
+        elif self._factors is None:
             logger.warning(
-                "%s continues from its position in the earlier run: it cannot be set to iteration %d. Register a new "
-                "LRScheduler to train from there",
+                "%s continues from its position in the earlier run; register a new LRScheduler to begin again",
                 type(self.scheduler).__name__,
-                self.trainer.start_iter,
             )

@@ -3,16 +3,13 @@
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import nn
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from ..base import HOOK_REGISTRY, HookBase
-from ..common.rng import gpus_of, preserve_rng
-from ..event_storage import EventStorage
 
 __all__ = ["FlopsCounter", "known_peak"]
 
@@ -37,19 +34,24 @@ _PEAK_FLOPS = (
 """Dense bfloat16 (V100, T4: float16) operations per second by words in a device's name, from NVIDIA's data sheets."""
 
 
+def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+    return sdpa_flop_count(query, key, value)
+
+
+_MISSING = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
+
+
 @HOOK_REGISTRY.register()
 class FlopsCounter(HookBase):
     """Puts the floating-point operations per second of this process, and their share of the device's peak (MFU).
 
-    The operations of a step are counted once in a run, in a forward pass of the first (micro-)batch, by torch's
-    ``FlopCounterMode``: matrix products, convolutions and attention; a multiply-add is two operations. The backward
-    pass counts as two forward passes, so frozen layers are overcounted. If the forward pass fails, nothing is counted.
-    Recomputed activations do not count (Chowdhery et al., "PaLM", 2022, appendix B). All batches are assumed to have
-    the shape of the first.
+    The operations of a step are counted once in a run, in the forward pass of the first (micro-)batch, by torch's
+    ``FlopCounterMode``: matrix products, convolutions and attention; a multiply-add is two operations. A compiled model
+    runs this pass without its compiled code. The backward pass counts as two forward passes, so frozen layers are
+    overcounted. Recomputed activations do not count (Chowdhery et al., "PaLM", 2022, appendix B). All batches are
+    assumed to have the shape of the first.
 
-    The counting forward pass has no side effects: buffers, attributes, random states and metrics are restored.
-
-    Acts in the first ``before_forward``, then when metrics are written. Puts ``flops_per_s`` (over wall-clock time,
+    Acts around the first forward pass, then when metrics are written. Puts ``flops_per_s`` (over wall-clock time,
     like :class:`Throughput`), ``total_flops`` (of all ranks since the run began, also after a resume) and, if the peak
     is known, ``mfu`` between 0 and 1. Saves the total and the count, which a resume makes again only if the length of
     an epoch or the number of ranks has changed.
@@ -66,8 +68,9 @@ class FlopsCounter(HookBase):
     def __init__(self, peak_flops: float | None = None) -> None:
         self._given_peak = peak_flops
         self._counted = False
-        self._counted_for: list[int | None] = []  # iterations of an epoch, and ranks
+        self._counting = ExitStack()
         self.flops: float | None = None
+        self._counted_for: list[int | None] = []  # iterations of an epoch, and ranks
         self._before = 0.0  # the total of all ranks before iteration _since
         self._since: int | None = None
 
@@ -84,18 +87,25 @@ class FlopsCounter(HookBase):
     def before_forward(self, batch: Any) -> None:
         if self._counted:
             return
+        # Compiled code cannot be counted.
+        self._counting.enter_context(torch.compiler.set_stance("force_eager"))
+        self._counter = self._counting.enter_context(FlopCounterMode(display=False, custom_mapping=_MISSING))
+
+    def after_forward(self, batch: Any, outputs: Any) -> None:
+        if self._counted:
+            return
+        self._counting.close()
         self._counted = True
         trainer: Any = self.trainer
-        forward = getattr(trainer, "forward", trainer.model)
-        with _restored(trainer.model), EventStorage(trainer.iter):
-            count = _count_forward(lambda: forward(batch))
         self._first, self._start = trainer.iter, time.perf_counter()
-        if count is None:
-            return
         trained = any(parameter.requires_grad for parameter in trainer.model.parameters())
+        count = self._counter.get_total_flops()
         self.flops = count * (3 if trained else 1) * getattr(trainer, "accumulation_steps", 1)
         peak = f"peak of the device: {self._peak:.3g}/s" if self._peak else "no MFU: give peak_flops"
         logger.info("One step takes %.4g FLOPs (%s)", self.flops, peak)
+
+    def after_train(self) -> None:
+        self._counting.close()  # if the forward pass failed
 
     def before_write(self) -> None:
         done = self.trainer.finished_iter + 1
@@ -137,40 +147,3 @@ def known_peak(device: torch.device) -> float | None:
     if re.search(r"\bMIG\b", name):
         return None
     return next((peak for words, peak in _PEAK_FLOPS if re.search(rf"\b{words}\b", name)), None)
-
-
-def _count_forward(forward: Callable[[], Any]) -> int | None:
-    """Return the operations of ``forward()``; None, with a warning, if it fails."""
-    from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
-
-    def attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-        return sdpa_flop_count(query, key, value)
-
-    missing = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention}
-    # No gradients: DDP would wait for a backward pass. No compiled code: it cannot be counted.
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        try:
-            with FlopCounterMode(display=False, custom_mapping=missing) as counter:
-                forward()
-        except Exception as error:
-            reason = next(iter(str(error).splitlines()), "")
-            logger.warning("The model's FLOPs cannot be counted: %s: %s", type(error).__name__, reason)
-            return None
-    return counter.get_total_flops()
-
-
-@contextmanager
-def _restored(model: nn.Module) -> Iterator[None]:
-    """Restore a model's buffers and attributes, and all random states, after the context."""
-    attributes = [(place, dict(place)) for module in model.modules() for place in (module.__dict__, module._buffers)]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        with preserve_rng(gpus_of(model)):
-            yield
-    finally:
-        for place, before in attributes:
-            place.clear()
-            place.update(before)
-        with torch.no_grad():
-            for buffer, before_it in buffers:
-                buffer.copy_(before_it)

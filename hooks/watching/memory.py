@@ -8,8 +8,7 @@ from contextlib import suppress
 import torch
 
 from ...config import Duration
-from ..base import HOOK_REGISTRY, HookBase
-from ..every import Every, Period
+from ..base import HOOK_REGISTRY, Every, HookBase, Period
 
 __all__ = ["GarbageCollection", "MemoryMonitor", "MemorySnapshot", "TorchMemoryStats"]
 
@@ -98,14 +97,12 @@ class MemorySnapshot(HookBase):
         output_dir: folder of the file.
         start: the first iteration that is recorded.
         steps: number of iterations.
-        max_entries: number of allocations to keep, the newest ones.
     """
 
-    def __init__(self, output_dir: str, start: int = 10, steps: int = 3, max_entries: int = 100_000) -> None:
+    def __init__(self, output_dir: str, start: int = 10, steps: int = 3) -> None:
         self._output_dir = output_dir
         self._start = start
         self._steps = steps
-        self._max_entries = max_entries
         self._recording = False
 
     def before_train(self) -> None:
@@ -114,7 +111,7 @@ class MemorySnapshot(HookBase):
 
     def before_step(self) -> None:
         if self.trainer.iter == self._start and torch.cuda.is_available():
-            torch.cuda.memory._record_memory_history(max_entries=self._max_entries)
+            torch.cuda.memory._record_memory_history(max_entries=100_000)
             self._recording = True
 
     def after_step(self) -> None:
@@ -145,30 +142,26 @@ class GarbageCollection(HookBase):
 
     Automatic collections make steps longer, and all ranks wait for the slowest. This hook collects once at the start,
     freezes the remaining objects (collections skip them) and turns automatic collection off. In ``after_step`` it
-    collects young objects every ``period``, and all objects every tenth time. ``after_train`` restores the
-    collector. Puts and saves nothing.
+    collects young objects every ``period``, and all objects every tenth time. ``after_train`` turns it
+    on again and unfreezes all objects, if it was on before. Puts and saves nothing.
 
     Args:
         period: a duration.
-        freeze: whether to freeze objects that exist at the start.
     """
 
     single = True
 
-    def __init__(self, period: "Duration | int | str" = 100, freeze: bool = True) -> None:
+    def __init__(self, period: "Duration | int | str" = 100) -> None:
         self._every = Every(period)
-        self._freeze = freeze
         self._collections = 0
-        self._started = self._was_enabled = self._unfreeze = False
+        self._was_enabled = False
 
     def before_train(self) -> None:
         self._every.start()
         self._collections = 0
-        self._started, self._was_enabled = True, gc.isenabled()
+        self._was_enabled = gc.isenabled()
         gc.collect()
-        self._unfreeze = self._freeze and gc.get_freeze_count() == 0
-        if self._freeze:
-            gc.freeze()
+        gc.freeze()
         gc.disable()
 
     def after_step(self) -> None:
@@ -177,10 +170,6 @@ class GarbageCollection(HookBase):
             gc.collect(1 if self._collections % _FULL else 2)
 
     def after_train(self) -> None:
-        if not self._started:
-            return
-        self._started = False
-        if self._unfreeze:  # objects that were frozen before stay frozen
-            gc.unfreeze()
         if self._was_enabled:
+            gc.unfreeze()
             gc.enable()

@@ -30,8 +30,7 @@ class TorchProfiler(HookBase):
     Args:
         enable_predicate: called with the trainer before each step; returns whether to profile it.
         output_dir: where to write; in a config the default is the run's folder.
-        activities: what to profile, as :class:`torch.profiler.ProfilerActivity` or names ("cpu", "cuda"); None:
-            everything available.
+        activities: what to profile; None: everything available.
         save_tensorboard: whether to write a folder for TensorBoard instead of a file.
         start: without a predicate: how many steps to skip from the start of the run. Default: 10.
         steps: without a predicate: how many steps to profile. Default: 3.
@@ -46,7 +45,7 @@ class TorchProfiler(HookBase):
         enable_predicate: Callable[[Any], bool] | None = None,
         output_dir: str = ".",
         *,
-        activities: Sequence[ProfilerActivity | str] | None = None,
+        activities: Sequence[ProfilerActivity] | None = None,
         save_tensorboard: bool = True,
         start: int | None = None,
         steps: int | None = None,
@@ -55,11 +54,7 @@ class TorchProfiler(HookBase):
             raise ConfigError(f"{type(self).__name__} takes enable_predicate, or start and steps, not both")
         self._enable_predicate = enable_predicate
         self._output_dir = output_dir
-        known = ProfilerActivity.__members__
-        for one in activities or ():
-            if isinstance(one, str) and one.upper() not in known:
-                raise ConfigError(f"TorchProfiler: unknown activity {one!r}; use one of {', '.join(known).lower()}")
-        self._activities: Any = activities and [known.get(str(one).upper(), one) for one in activities]
+        self._activities = activities
         self._save_tensorboard = save_tensorboard
         self._start = 10 if start is None else start
         self._steps = 3 if steps is None else steps

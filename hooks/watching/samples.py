@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ...config import CfgNode, ConfigError
 from ...config.files.atomic import replace_file
 from ...config.files.run_folder import claim
 from ..base import HOOK_REGISTRY, HookBase
-from ..common.tensors import class_names_of, convert
+from ..common import class_names_of
 from ..event_storage import has_event_storage
 
 __all__ = ["SamplePredictions"]
@@ -65,18 +66,15 @@ class SamplePredictions(HookBase):
     def after_eval_step(self, batch: Any, outputs: Any) -> None:
         if len(self._samples) >= self._num or not self.trainer.comm.is_main_process():
             return
+        adapter = getattr(self.trainer, "adapter", None)
         images = _first(batch, lambda one: one.dim() == 4 and one.shape[1] in (1, 3))
         scores = _first(outputs, lambda one: one.dim() == 2 and one.is_floating_point())
         targets: Any = None
         if images is not None and scores is not None:
-            adapter = getattr(self.trainer, "adapter", None)
             targets = batch[1] if adapter is None else adapter.targets(batch)
         if images is None or scores is None or not isinstance(targets, torch.Tensor) or targets.dim() != 1:
             if not self._warned:
-                logger.warning(
-                    "SamplePredictions: needs images (N, 1 or 3, H, W), class scores (N, C) and classes (N); nothing "
-                    "drawn"
-                )
+                logger.warning("SamplePredictions: needs images (N, 1 or 3, H, W), scores (N, C), classes (N)")
             self._warned = True
             return
         for image, shares, truth in zip(images, scores.float().softmax(1), map(int, targets), strict=True):
@@ -107,7 +105,7 @@ class SamplePredictions(HookBase):
 
 def _draw(samples: Sequence[tuple[torch.Tensor, str, bool]]) -> Any:
     """Return a picture of images with labels. Each image is scaled from its least value to its largest."""
-    from PIL import Image, ImageDraw
+    from PIL import Image, ImageDraw, ImageOps
 
     columns = min(len(samples), _COLUMNS)
     picture = Image.new("RGB", (columns * _SIZE, math.ceil(len(samples) / columns) * (_SIZE + _TEXT)), "white")
@@ -117,9 +115,7 @@ def _draw(samples: Sequence[tuple[torch.Tensor, str, bool]]) -> Any:
         values = (values - values.min()) / (values.max() - values.min()).clamp(min=1e-12)
         array = (255 * values).byte().expand(3, -1, -1).permute(1, 2, 0).numpy()
         tile = Image.new("RGB", (_SIZE, _SIZE + _TEXT), "white")
-        scale = (_SIZE - 4) / max(array.shape[:2])
-        size = max(1, round(scale * array.shape[1])), max(1, round(scale * array.shape[0]))
-        tile.paste(Image.fromarray(array).resize(size, Image.Resampling.BOX))
+        tile.paste(ImageOps.contain(Image.fromarray(array), (_SIZE - 4, _SIZE - 4), Image.Resampling.BOX))
         ImageDraw.Draw(tile).text((2, _SIZE), label, fill=_COLORS[correct])
         picture.paste(tile, (column * _SIZE, row * (_SIZE + _TEXT)))
     return picture
@@ -127,6 +123,4 @@ def _draw(samples: Sequence[tuple[torch.Tensor, str, bool]]) -> Any:
 
 def _first(value: Any, matches: Any) -> torch.Tensor | None:
     """Return the first tensor in a batch that matches."""
-    found: list[torch.Tensor] = []
-    convert(value, lambda one: found.append(one) if isinstance(one, torch.Tensor) and matches(one) else None)
-    return found[0] if found else None
+    return next((one for one in tree_leaves(value) if isinstance(one, torch.Tensor) and matches(one)), None)

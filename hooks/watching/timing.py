@@ -2,14 +2,12 @@
 
 import datetime
 import logging
-import math
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from ..base import HOOK_REGISTRY, HookBase
-from ..common.tensors import samples_in
+from ..common import samples_in
 from ..event_storage import has_event_storage
 
 __all__ = ["IterationTimer", "Throughput", "format_seconds"]
@@ -71,51 +69,35 @@ class IterationTimer(HookBase):
         logger.info("Overall training speed: %d iterations in %s (%.4g s / it)", self._steps, _duration(steps), each)
         total = now - self._counted_from
         logger.info("Total training time: %s (%s on hooks)", _duration(total), _duration(max(total - steps, 0.0)))
-        lines = []
+        lines = [f"  {'hook':<28} {'total':>10} {'per call':>10} {'share':>7}"]
         for name, (seconds, calls) in self.trainer.hook_costs().items():
-            if calls:
-                share = seconds / (now - self._start)
-                line = f"  {name:<28} {format_seconds(seconds):>10} {format_seconds(seconds / calls):>10} {share:>7.1%}"
-                lines.append((share, line))
-        title = f"  {'hook':<28} {'total':>10} {'per call':>10} {'share':>7}"
-        large = [line for share, line in lines if share > _LARGE]
-        if large:
-            logger.info("Time spent in hooks (above %.0f%%):\n%s", 100 * _LARGE, "\n".join([title, *large]))
-        if len(large) < len(lines):
-            logger.debug("Time spent in all hooks:\n%s", "\n".join([title, *(line for _, line in lines)]))
+            share = seconds / (now - self._start)
+            if share > _LARGE:
+                each_call = format_seconds(seconds / calls)
+                lines.append(f"  {name:<28} {format_seconds(seconds):>10} {each_call:>10} {share:>7.1%}")
+        if len(lines) > 1:
+            logger.info("Time spent in hooks (above %.0f%%):\n%s", 100 * _LARGE, "\n".join(lines))
 
 
 @HOOK_REGISTRY.register()
 class Throughput(HookBase):
     """Puts the throughput over all ranks when metrics are written.
 
-    It uses wall-clock time between two writes, including evaluations, checkpoints and waiting for data. Puts
-    ``samples_per_s``, ``epoch`` (passes over the data as a fraction), ``items_per_s`` if items are counted, and
-    ``time_p95`` and ``time_max`` of the step times that :class:`IterationTimer` put since the last write. After each
-    evaluation it puts ``eval_time`` (seconds) and ``eval_samples_per_s``. Reads ``num_items`` and ``time``. Saves
-    nothing.
+    It uses wall-clock time between two writes, including evaluations, checkpoints and waiting for data, and this rank's
+    batches: the first dimension of the first tensor, or the length of a list of samples. Puts
+    ``samples_per_s``, ``epoch`` (passes over the data as a fraction), and ``items_per_s`` if items are counted. After
+    each evaluation it puts ``eval_time`` (seconds) and ``eval_samples_per_s``. Reads ``num_items``. Saves nothing.
 
     Args:
-        batch_size: samples per step over all ranks. None: from the trainer's loader (the mean over an epoch, whose
-            last batch may be smaller). If the loader has no batch size, each batch is counted: the first dimension of
-            its first tensor, or the length of a list of samples.
         items_of: counts items such as tokens: a function from a batch to a number, or the name of a tensor in dict
             batches, whose elements are counted. None: ``num_items`` from the storage, if it is there.
     """
 
     single = True
 
-    def __init__(self, batch_size: int | None = None, items_of: "Callable[[Any], float] | str | None" = None) -> None:
-        self._batch_size = batch_size
+    def __init__(self, items_of: "Callable[[Any], float] | str | None" = None) -> None:
         name = items_of
         self._items_of = (lambda batch: batch[name].numel()) if isinstance(items_of, str) else items_of
-        if self._items_of is not None:
-            # Set on the instance, so that the event costs nothing if batches are not counted.
-            self.after_fetch = self._count  # type: ignore[method-assign]
-
-    def on_registered(self) -> None:
-        if self._batch_size is None and self._samples_per_step() is None:
-            self.after_fetch = self._count  # type: ignore[method-assign]
 
     def before_train(self) -> None:
         first, length = self.trainer.iter, self.trainer.iters_per_epoch
@@ -132,7 +114,7 @@ class Throughput(HookBase):
         self._first, self._since = self.trainer.finished_iter + 1, time.perf_counter()
         self._samples, self._items = 0, 0.0
 
-    def _count(self, batch: Any) -> None:
+    def after_fetch(self, batch: Any) -> None:
         self._samples += samples_in(batch) or 0
         if self._items_of is not None:
             self._items += self._items_of(batch)
@@ -146,23 +128,14 @@ class Throughput(HookBase):
         if trainer.iters_per_epoch:
             epoch += min((trainer.finished_iter + 1 - self._epoch_start) / trainer.iters_per_epoch, 1.0)
         values = {"epoch": epoch}
-        samples, data_size = self._batch_size or self._samples_per_step(), trainer.comm.get_data_size()
-        if samples is not None:
-            values["samples_per_s"] = samples * steps / seconds
-        elif self._samples:
+        data_size = trainer.comm.get_data_size()
+        if self._samples:
             values["samples_per_s"] = self._samples * data_size / seconds
-        histories = trainer.storage.histories()
-        counts = {
-            name: histories[name].count_since(self._first - 1) for name in ("num_items", "time") if name in histories
-        }
+        counts = trainer.storage.histories().get("num_items")
         if self._items_of is not None:
             values["items_per_s"] = self._items * data_size / seconds
-        elif count := counts.get("num_items"):
-            values["items_per_s"] = histories["num_items"].avg(count) * steps / seconds
-        if count := counts.get("time"):
-            times = sorted(value for value, _ in histories["time"].tail(count))
-            values["time_p95"] = times[math.ceil(0.95 * count) - 1]
-            values["time_max"] = times[-1]
+        elif counts and (count := counts.count_since(self._first - 1)):
+            values["items_per_s"] = counts.avg(count) * steps / seconds
         trainer.storage.put_scalars(smoothing_hint=False, cur_iter=trainer.finished_iter, **values)
         self._begin_window()
 
@@ -180,19 +153,6 @@ class Throughput(HookBase):
             samples = self._eval_samples * self.trainer.comm.get_data_size()
             values["eval_samples_per_s"] = samples / values["eval_time"]
         self.trainer.storage.put_scalars(smoothing_hint=False, **values)
-
-    def _samples_per_step(self) -> float | None:
-        """Return the mean number of samples per step over all ranks; None if the loader has no batch size."""
-        loader = getattr(self.trainer, "data_loader", None)
-        batches: Any = getattr(loader, "batch_sampler", None)
-        size = getattr(batches, "batch_size", None) or getattr(loader, "batch_size", None)
-        if not isinstance(size, int):
-            return None
-        mean: float = size
-        with suppress(AttributeError, TypeError, ZeroDivisionError):  # an infinite sampler
-            mean = min(size, len(batches.sampler) / len(batches))
-        # The batch size of hookline's samplers is over all ranks, that of torch's is per rank.
-        return mean if hasattr(batches, "world_size") else mean * self.trainer.comm.get_data_size()
 
 
 def format_seconds(seconds: float) -> str:

@@ -7,20 +7,16 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from ...config import ConfigError, Duration
-from ..base import HOOK_REGISTRY, HookBase
-from ..common.models import unwrap_model
-from ..common.tensors import local_part
-from ..every import Every
+from ...config.components import errors_at
+from ..base import HOOK_REGISTRY, Every, HookBase
+from ..common import local_part, unwrap_model
 
 __all__ = ["EMA", "EMAHook", "WeightAverage", "WeightAveraging"]
 
 logger = logging.getLogger(__name__)
-
-_HALF = (torch.float16, torch.bfloat16)
 
 Update = Callable[[list[torch.Tensor], list[torch.Tensor], int], None]
 """A function such as torch's ``get_ema_multi_avg_fn`` returns: averages, weights, number of updates so far."""
@@ -57,7 +53,7 @@ class WeightAverage:
         if self._sharded and device is not None:
             raise ConfigError(f"the average of sharded weights is on their device; remove device={str(device)!r}")
         # Weights are looked up in their modules at each use, since some code replaces buffers.
-        self._places: dict[str, tuple[dict[str, Any], str]] = {}
+        self._places: list[tuple[dict[str, Any], str]] = []
         self._averages: list[torch.Tensor] = []
         self._names: dict[str, torch.Tensor] = {}  # averages by plain name; tied weights have several names
         self._backup: list[torch.Tensor] | None = None
@@ -66,22 +62,22 @@ class WeightAverage:
         for prefix, module in self.model.named_modules(remove_duplicate=False):
             hidden = module._non_persistent_buffers_set
             buffers = [key for key in module._buffers if key not in hidden and averages_buffer(module, key)]
-            for owner, keys in ((module._parameters, list(module._parameters)), (module._buffers, buffers)):
-                for key in keys:
-                    weight: Any = owner[key]
-                    if weight is None or not (weight.is_floating_point() or weight.is_complex()):
-                        continue
-                    name = _plain(f"{prefix}.{key}" if prefix else key)
-                    if id(weight) not in seen:
-                        seen[id(weight)] = _average_of(name, weight, device, begin_with)
-                        self._places[name] = owner, key
-                        self._averages.append(seen[id(weight)])
-                    self._names[name] = seen[id(weight)]
+            places = [(module._parameters, key) for key in module._parameters]
+            for owner, key in places + [(module._buffers, key) for key in buffers]:
+                weight: Any = owner[key]
+                if weight is None or not (weight.is_floating_point() or weight.is_complex()):
+                    continue
+                name = _plain(f"{prefix}.{key}" if prefix else key)
+                if id(weight) not in seen:
+                    seen[id(weight)] = _average_of(name, weight, device, begin_with)
+                    self._places.append((owner, key))
+                    self._averages.append(seen[id(weight)])
+                self._names[name] = seen[id(weight)]
         pairs = zip(self._averages, self._weights(), strict=True)
         self._converted = any((a.dtype, a.device) != (weight.dtype, weight.device) for a, weight in pairs)
 
     def _weights(self) -> list[torch.Tensor]:
-        return [owner[key] for owner, key in self._places.values()]
+        return [owner[key] for owner, key in self._places]
 
     def _reshard(self) -> None:
         """Reshard FSDP2 modules: after a forward pass they may hold gathered weights."""
@@ -132,6 +128,10 @@ class WeightAverage:
             _copy(self._weights(), self._backup)
             self._backup = None
 
+    def keep(self) -> None:
+        """Leave the averages in the model, for good."""
+        self._backup = None
+
     def state_dict(self) -> dict[str, Any]:
         """Return the model's state dict with plain names and the averages. Tensors are not copied."""
         weights = {_plain(name): value for name, value in self.model.state_dict().items()}
@@ -147,7 +147,7 @@ def _average_of(
         raise ConfigError(
             f"the saved average {found}, and the model's shape is {tuple(weight.shape)}: it is of another model"
         )
-    dtype = torch.float32 if weight.dtype in _HALF else weight.dtype
+    dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
     average = torch.empty_like(weight, dtype=dtype, device=device or weight.device, requires_grad=False)
     with torch.no_grad():
         return average.copy_(value)
@@ -172,9 +172,8 @@ class WeightAveraging(HookBase):
     From ``before_eval`` to ``on_eval_end``, and from ``before_predict`` to ``on_predict_end``, the model's tensors hold
     the average. Afterwards its own weights are restored, also after an error or interruption. So the ``model`` in a
     checkpoint always has the weights that training continues with. The hook's state has the average as
-    ``averaged_model``: a full state dict of the model with plain names.
-
-    Several such hooks each keep and save their own average. Evaluations use that of the first with ``evaluate``.
+    ``averaged_model``: a full state dict of the model with plain names. Of several such hooks,
+    evaluations use the first one with ``evaluate``; the others are only updated and saved.
 
     Args:
         start: when averaging begins: a duration in iterations or epochs, or a fraction of the run between 0 and 1.
@@ -187,31 +186,25 @@ class WeightAveraging(HookBase):
         self,
         start: "Duration | int | float | str",
         every: "Duration | int | str",
-        device: str | None,
-        evaluate: bool,
+        device: str | None = None,
+        evaluate: bool = True,
     ) -> None:
-        name = type(self).__name__
         self._fraction = Duration.fraction(start)
         self._start_length = Duration(0) if self._fraction else Duration.parse_length(start)
         if not Duration.parse(every):
-            raise ConfigError(f"{name}: every must be a duration such as 1 or '1ep', not {every!r}")
-        try:
-            self._device = None if device is None else torch.device(device)
-        except RuntimeError:
-            raise ConfigError(f'{name}: unknown device {device!r}; use None (that of the weights) or "cpu"') from None
+            raise ConfigError(f"{type(self).__name__}: every must be a duration such as 1 or '1ep', not {every!r}")
+        self._device = None if device is None else torch.device(device)
         self._every = Every(every)
-        self.evaluate = evaluate
+        self.evaluate = self._was_evaluated = evaluate
         self.average: WeightAverage | None = None
         """The average; None before averaging begins."""
         self.updates = 0
         """The number of updates."""
-        self._loaded: Mapping[str, torch.Tensor] | None = None
-        # The last iteration handled; None outside training.
-        self._seen: int | None = None
-        self._first = 0
-        self._begun_at: int | None = None
-        self._put_back_after_save = self._predicting = False
+        self._seen: int | None = None  # the last iteration handled; None outside training
         self._replaced = False
+
+    is_in_model = False
+    """Whether the model itself has the average, after the end of a run."""
 
     # ------------------------------------------------------------------ for subclasses
 
@@ -220,49 +213,53 @@ class WeightAveraging(HookBase):
         return False
 
     def step(self) -> None:
-        """Update the average. Called every ``every`` iterations once averaging has begun."""
+        """Update the average. Called every ``every`` iterations from ``start`` on."""
         raise NotImplementedError
+
+    def put(self) -> None:
+        """Give the model the average, which exists."""
+        assert self.average is not None
+        self.average.put()
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Give the model the average, which exists, for a ``with`` block."""
+        self.put()
+        try:
+            yield
+        finally:
+            self.on_eval_end()
 
     # ------------------------------------------------------------------ training
 
-    def on_registered(self) -> None:
-        first = next(hook for hook in self.trainer.find_hooks(WeightAveraging) if hook.evaluate or hook is self)
-        if self.evaluate and first is not self:
-            self.evaluate = False
-            logger.warning(
-                "Evaluations use the average of the first %s; that of another %s is only kept and saved",
-                type(first).__name__,
-                type(self).__name__,
-            )
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether evaluations use this average: the first of several hooks with ``evaluate``."""
+        return self is next((hook for hook in self.trainer.find_hooks(WeightAveraging) if hook.evaluate), None)
 
     def before_train(self) -> None:
-        # Averaging that has begun continues, even if the run is extended and a fraction of it ends later.
-        self._first = self._first_iteration() if self._begun_at is None else self._begun_at
         self._every.start()
         self._replaced = False
+        self._was_evaluated = self.is_evaluated
+        if self.evaluate and not self._was_evaluated:
+            logger.warning("Evaluations use the first average with evaluate; %s is only kept", type(self).__name__)
         self._seen = self.trainer.start_iter - 1
-        self._create_loaded()
-
-    def set_max_iter(self, max_iter: int) -> None:
-        """The length of the run has changed. A fraction of it ends at another iteration, unless averaging has begun."""
-        if self._begun_at is None:
-            self._first = self._first_iteration()
+        self._first_iteration()  # raises before training
 
     def _first_iteration(self) -> int:
+        """Return the iteration where averaging begins, for the current length of the run."""
         trainer = self.trainer
         if self._fraction:
             return round(self._fraction * trainer.max_iter)
-        try:
+        with errors_at(f"{type(self).__name__}: start"):
             return self._start_length.iterations(trainer.iters_per_epoch)
-        except ConfigError as error:
-            raise ConfigError(f"{type(self).__name__}: start: {error}") from None
 
     def after_step(self) -> None:
         iteration = self.trainer.iter
         if self._seen != iteration:
             self._seen = iteration
-            due = self._every(self.trainer)
-            if due and iteration >= self._first:
+            # An average that exists is updated, even if the run is now longer and a fraction of it ends later.
+            if self._every(self.trainer) and (self.average is not None or iteration >= self._first_iteration()):
                 self.step()
 
     def _catch_up(self) -> None:
@@ -273,30 +270,18 @@ class WeightAveraging(HookBase):
     def after_train(self) -> None:
         self._seen = None
 
-    def _begin(self) -> None:
-        if self._seen is not None:
-            self._begun_at = self._first
-        try:
-            self.average = WeightAverage(self.trainer.model, self._device, self.averages_buffer, self._loaded)
-        except ConfigError as error:
-            raise ConfigError(f"{type(self).__name__}: {error}") from None
-        self._loaded = None
-
-    def _create_loaded(self) -> None:
-        """Create the average from a loaded state, if there is one."""
-        if self._loaded is not None:
-            self._begin()
+    def _begin(self, values: Mapping[str, torch.Tensor] | None = None) -> None:
+        with errors_at(type(self).__name__):
+            self.average = WeightAverage(self.trainer.model, self._device, self.averages_buffer, values)
 
     # ------------------------------------------------------------------ evaluation
 
     def before_eval(self) -> None:
         self._catch_up()
-        self._create_loaded()
-        if self.average is not None and self.evaluate and not self._replaced:
-            self.average.put()
+        if self.average is not None and self.is_evaluated and not self._replaced and not self.is_in_model:
+            self.put()
 
     def on_eval_end(self) -> None:
-        self._put_back_after_save = False
         if self.average is not None:
             self.average.restore()
 
@@ -310,70 +295,41 @@ class WeightAveraging(HookBase):
         """The model has the best weights, perhaps averaged ones: evaluate those, and not the last average."""
         self._replaced = True
 
-    def before_predict(self) -> None:
-        self.before_eval()
-        self._predicting = True
+    before_predict = before_eval
 
     def before_step(self) -> None:
-        if self._predicting:
+        self._check_not_in_use("training")
+
+    def _check_not_in_use(self, what: str) -> None:
+        if self.average is not None and self.average.is_in_use:
             raise RuntimeError(
-                f"{type(self).__name__}: a prediction has not ended, and the model has the averaged weights: read all "
-                "outputs of trainer.predict(), or close() it, before training"
+                f"{type(self).__name__}: an evaluation or prediction has not ended, and the model has the averaged "
+                f"weights: read all outputs of trainer.predict(), or close() it, before {what}"
             )
 
-    def on_predict_end(self) -> None:
-        self._predicting = False
-        self.on_eval_end()
-
-    @contextmanager
-    def averaged_weights(self) -> Iterator[None]:
-        """Give the model the averaged weights within the context, if there are any."""
-        self._create_loaded()
-        if self.average is None or self.average.is_in_use:
-            yield
-            return
-        try:
-            self.average.put()
-            yield
-        finally:
-            self.average.restore()
+    on_predict_end = on_eval_end
 
     # ------------------------------------------------------------------ checkpoints
 
     def before_save(self, path: str) -> None:
         self._catch_up()
-        if self.average is not None and self.average.is_in_use:  # a save during an evaluation
-            self.average.restore()
-            self._put_back_after_save = True
-
-    def after_save(self, path: str) -> None:
-        if self.average is not None and self._put_back_after_save:
-            self.average.put()
-        self._put_back_after_save = False
+        self._check_not_in_use("saving")
 
     def state_dict(self) -> dict[str, Any]:
-        weights = self._loaded if self.average is None else self.average.state_dict()
-        if weights is None:
+        if self.average is None:
             return {}
-        return {
-            "averaged_model": dict(weights),
-            "updates": self.updates,
-            "start": self._begun_at,
-            "evaluate": self.evaluate,  # tells which weights the results belong to
-        }
+        state = {"averaged_model": self.average.state_dict(), "updates": self.updates}
+        # If it is not evaluated, the results are those of the model's weights.
+        return state if self._was_evaluated else {**state, "evaluate": False}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        weights, start = state_dict["averaged_model"], state_dict["start"]
-        if not isinstance(weights, Mapping) or not all(
-            isinstance(one, torch.Tensor) or name.endswith("_extra_state") for name, one in weights.items()
-        ):
-            raise ConfigError("the averaged weights in the checkpoint are not a dict of tensors")
-        self.average, self._loaded, self._replaced = None, weights, False
-        self.updates, self._begun_at = int(state_dict["updates"]), None if start is None else int(start)
+        self.reset_state()
+        if state_dict:
+            self._begin(state_dict["averaged_model"])
+            self.updates = int(state_dict["updates"])
 
     def reset_state(self) -> None:
-        self.average, self._loaded = None, None
-        self.updates, self._begun_at = 0, None
+        self.average, self.updates, self._replaced = None, 0, False
 
 
 @HOOK_REGISTRY.register()
@@ -417,27 +373,22 @@ class EMA(WeightAveraging):
         if buffers not in ("copy", "average"):
             raise ConfigError(f'EMA: buffers must be "copy" or "average", not {buffers!r}')
         super().__init__(start, every, device, evaluate)
-        self.decay = decay
-        self.warmup = warmup
-        self.buffers = buffers
+        self.decay, self.warmup, self.buffers = decay, warmup, buffers
 
     def averages_buffer(self, module: nn.Module, name: str) -> bool:
         return self.buffers == "average"
 
     def before_train(self) -> None:
         super().before_train()
-        trainer = self.trainer
-        model = unwrap_model(trainer.model)
-        # Weights of lazy modules get their shape from the first batch.
-        lazy = any(is_lazy(weight) for weight in (*model.parameters(), *model.buffers()))
-        if self.average is None and trainer.start_iter >= self._first and not lazy:
-            if trainer.start_iter:
+        start = self.trainer.start_iter
+        if self.average is None and start >= self._first_iteration():
+            if start:
                 logger.info("EMA: no average was loaded: it starts with the model's current weights")
             self._begin()
 
     def after_step(self) -> None:
         super().after_step()
-        if self.average is None and self.trainer.iter + 1 >= self._first:
+        if self.average is None and self.trainer.iter + 1 >= self._first_iteration():
             self._begin()
 
     def step(self) -> None:

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ...config import ConfigError, Duration
+from ...config.components import errors_at
 from ..base import HOOK_REGISTRY, HookBase
-from ..common.models import describe_no_match, matches, unwrap_model
+from ..common import describe_no_match, matches, unwrap_model
 
 __all__ = ["ModelFreezer"]
 
@@ -16,20 +17,16 @@ logger = logging.getLogger(__name__)
 
 
 class _Part(NamedTuple):
-    """Parameters and norms, and the iterations in which they are frozen; ``until`` is the first one after them."""
+    """Parameters and norms, and the first iteration in which they are trained again; None: never."""
 
     parameters: list[nn.Parameter]
     norms: list[nn.Module]
-    since: int
     until: int | None
-
-    def is_frozen(self, iteration: int) -> bool:
-        return self.since <= iteration and (self.until is None or iteration < self.until)
 
 
 @HOOK_REGISTRY.register()
 class ModelFreezer(HookBase):
-    """Freezes parts of the model, from an iteration on or until one, all at once or layer by layer.
+    """Freezes parts of the model, for the whole run or until an iteration, all at once or layer by layer.
 
     A frozen parameter has no gradient, so the optimizer does not change it, momentum and weight decay included. It
     stays in the optimizer, and is trained again with the current learning rate of its parameter group: in a config,
@@ -41,9 +38,8 @@ class ModelFreezer(HookBase):
 
     Args:
         layers: a name or a list of names of submodules, parameters or classes, such as "features", "features.0.*" or
-            "BatchNorm2d" (see :func:`~hookline.hooks.common.models.matches`). A submodule includes its submodules.
+            "BatchNorm2d" (see :func:`~hookline.hooks.common.matches`). A submodule includes its submodules.
         until: when to unfreeze: a duration in iterations or epochs, one for all or one per layer; 0: never.
-        since: when to freeze, in the same form; 0: from the start.
 
     Raises:
         ConfigError: a name matches nothing in the model; the message suggests the closest name.
@@ -56,30 +52,29 @@ class ModelFreezer(HookBase):
         self,
         layers: str | Sequence[str],
         until: "Duration | int | str | Sequence[Duration | int | str]" = 0,
-        since: "Duration | int | str | Sequence[Duration | int | str]" = 0,
     ) -> None:
         self.layers = [layers] if isinstance(layers, str) else list(layers)
         if not self.layers or not all(isinstance(name, str) and name for name in self.layers):
             raise ConfigError(f"ModelFreezer: layers must be names of submodules or parameters, not {layers!r}")
-        self._since, self._until = self._parse("since", since), self._parse("until", until)
+        self._until = self._parse(until)
         self._parts: list[_Part] | None = None
         self._frozen_norms: list[nn.Module] = []
-        self._next: int | None = None
 
-    def _parse(self, name: str, given: Any) -> list[Duration]:
+    def _parse(self, given: Any) -> list[Duration]:
         several = isinstance(given, Sequence) and not isinstance(given, str)
         lengths: Any = given if several else [given] * len(self.layers)
         if len(lengths) != len(self.layers):
-            raise ConfigError(f"ModelFreezer: {name} has {len(lengths)} durations for {len(self.layers)} layers")
+            raise ConfigError(f"ModelFreezer: until has {len(lengths)} durations for {len(self.layers)} layers")
         return [Duration.parse_length(length) for length in lengths]
 
     def before_train(self) -> None:
         if self._parts is None:
             self._parts = self._find()
+        self._changes = {part.until for part in self._parts}
         self._apply(self.trainer.start_iter)
 
     def before_step(self) -> None:
-        if self._next is not None and self.trainer.iter >= self._next:
+        if self.trainer.iter in self._changes:
             self._apply(self.trainer.iter)
         elif self._frozen_norms and self._frozen_norms[0].training:  # model.train() was called
             self._keep_norms()
@@ -105,10 +100,7 @@ class ModelFreezer(HookBase):
         parameters = {name.replace("_orig_mod.", ""): parameter for name, parameter in model.named_parameters()}
         parts: list[_Part] = []
         found: set[Any] = set()  # for a part that matches several names, the first of them in the list counts
-        for pattern, since, until in zip(self.layers, self._since, self._until, strict=True):
-            first, end = self._iterations("since", since), self._iterations("until", until) if until else None
-            if end is not None and end <= first:
-                raise ConfigError(f"ModelFreezer: until ({until}) must be after since ({since})")
+        for pattern, until in zip(self.layers, self._until, strict=True):
             chosen = [module for name, module in modules.items() if matches(pattern, name, module)]
             single = [parameter for name, parameter in parameters.items() if matches(pattern, name)]
             if not chosen and not single:
@@ -122,40 +114,27 @@ class ModelFreezer(HookBase):
                 if isinstance(one, nn.modules.batchnorm._NormBase) and one.training and one not in found
             )
             found |= {*own, *norms}
-            parts.append(_Part(own, list(norms), first, end))
+            with errors_at("ModelFreezer: until"):
+                end = until.iterations(trainer.iters_per_epoch) if until else None
+            parts.append(_Part(own, list(norms), end))
         return parts
 
-    def _iterations(self, name: str, length: Duration) -> int:
-        try:
-            return length.iterations(self.trainer.iters_per_epoch) if length else 0
-        except ConfigError as error:
-            raise ConfigError(f"ModelFreezer: {name}: {error}") from None
-
     def _apply(self, iteration: int) -> None:
-        """Freeze and unfreeze for an iteration, and find the next iteration with a change."""
-        parts = self._parts or []
-        numbers = {True: 0, False: 0}
+        """Freeze and unfreeze for an iteration."""
+        number = 0
         for norm in self._frozen_norms:
             norm.train()
         self._frozen_norms = []
-        for part in parts:
-            frozen = part.is_frozen(iteration)
+        for part in self._parts or ():
+            frozen = part.until is None or iteration < part.until
             for parameter in part.parameters:
                 if parameter.requires_grad == frozen:
                     parameter.requires_grad_(not frozen)
                     parameter.grad = None
-                numbers[frozen] += parameter.numel()
+                number += parameter.numel() if frozen else 0
             self._frozen_norms += part.norms if frozen else []
         self._keep_norms()
-        changes = [change for part in parts for change in (part.since, part.until)]
-        self._next = min((change for change in changes if change is not None and change > iteration), default=None)
-        logger.info(
-            "ModelFreezer: from iteration %d on, %d parameters are frozen%s%s",
-            iteration,
-            numbers[True],
-            f", {numbers[False]} are trained" if numbers[False] else "",
-            f"; the next change is at iteration {self._next}" if self._next is not None else "",
-        )
+        logger.info("ModelFreezer: from iteration %d on, %d parameters are frozen", iteration, number)
 
     def _keep_norms(self) -> None:
         for norm in self._frozen_norms:

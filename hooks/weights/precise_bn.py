@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,11 +11,9 @@ import torch
 from torch import nn
 
 from ...config import ConfigError, Duration
-from ..base import HookBase
-from ..common.models import unwrap_model
-from ..common.rng import gpus_of, preserve_rng
+from ..base import Every, HookBase, Period
+from ..common import gpus_of, preserve_rng, unwrap_model
 from ..event_storage import EventStorage
-from ..every import Every, Period
 
 __all__ = ["PreciseBN", "StatisticsData", "batch_norms", "precise_statistics"]
 
@@ -66,8 +63,6 @@ class PreciseBN(HookBase):
 
     def update_stats(self) -> None:
         """Recompute the statistics now."""
-        if self._disabled:
-            return
         trainer = self.trainer
         with self._data.batches(trainer, number=trainer.iter, at_most=self._num_iter) as (batches, count):
             precise_statistics(trainer, self._model, batches, count)
@@ -103,11 +98,13 @@ class StatisticsData:
                 length: int | None = len(loader)
             except TypeError:  # a generator, an iterable data set, an infinite sampler
                 length = trainer.iters_per_epoch if at_most is None else None
-            count = min(n for n in (length, at_most, sys.maxsize) if n is not None)
-            if count in (0, sys.maxsize):
+            counts = [count for count in (length, at_most) if count]
+            if not counts or length == 0:
                 raise ConfigError("the data loader for batch-norm statistics has no batches, or no length")
+            count = min(counts)
             move = getattr(trainer, "to_device", lambda batch: batch)
-            yield map(move, itertools.islice(_repeat(loader), count)), count
+            repeated = (batch for _ in range(count) for batch in loader)  # an iterable may be shorter
+            yield map(move, itertools.islice(repeated, count)), count
 
     def _positioned(self, number: int) -> Any:
         if self._loader is None:
@@ -121,17 +118,6 @@ class StatisticsData:
         if owner := next((one for one in owners if hasattr(one, "set_epoch")), None):
             owner.set_epoch(number)
         return loader
-
-
-def _repeat(loader: Iterable[Any]) -> Iterator[Any]:
-    """Yield the loader's batches, restarting it when it ends."""
-    empty = False
-    while not empty:
-        empty = True
-        for batch in loader:
-            empty = False
-            yield batch
-    raise ConfigError("the data loader for batch-norm statistics gave no batch when it was restarted")
 
 
 def batch_norms(model: nn.Module) -> list[Any]:
@@ -153,7 +139,7 @@ class _Norms(nn.Module):
 def precise_statistics(trainer: Any, model: nn.Module, batches: Iterator[Any], count: int) -> None:
     """Estimate the statistics of the training data, over all ranks, with fvcore's ``update_bn_stats``.
 
-    Buffers stay the same tensors. After an error everything is restored.
+    Buffers stay the same tensors, and ``num_batches_tracked`` stays. An error ends the run.
 
     Args:
         trainer: runs the model.
@@ -166,19 +152,13 @@ def precise_statistics(trainer: Any, model: nn.Module, batches: Iterator[Any], c
     norms = batch_norms(model)
     is_trainers = unwrap_model(trainer.model) is unwrap_model(model)
     forward = getattr(trainer, "forward", model) if is_trainers else model
-    before = [(norm, norm.momentum, dict(norm._buffers), set(norm._forward_pre_hooks)) for norm in norms]
-    values = [{key: value.clone() for key, value in norm._buffers.items() if value is not None} for norm in norms]
-    try:
-        with EventStorage(trainer.iter):  # discards what the model logs
-            update_bn_stats(_Norms(norms, forward), batches, count)
-        for norm, value in zip(norms, values, strict=True):
-            value |= {"running_mean": norm.running_mean, "running_var": norm.running_var}
-    finally:
-        for (norm, norm.momentum, buffers, hooks), value in zip(before, values, strict=True):
-            for key in norm._forward_pre_hooks.keys() - hooks:
-                del norm._forward_pre_hooks[key]
-            for key, new in value.items():
-                norm._buffers[key] = buffers[key].copy_(new)
+    before = [(dict(norm._buffers), norm.num_batches_tracked.clone()) for norm in norms]
+    with EventStorage(trainer.iter):  # discards what the model logs
+        update_bn_stats(_Norms(norms, forward), batches, count)
+    for norm, (buffers, steps) in zip(norms, before, strict=True):
+        for key in ("running_mean", "running_var"):
+            norm._buffers[key] = buffers[key].copy_(norm._buffers[key])
+        norm.num_batches_tracked.copy_(steps)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         ranks = torch.distributed.get_world_size()
         for norm in norms:

@@ -1,25 +1,25 @@
 """What a terminal or a notebook shows of a run under way: a progress bar, and a plot of the metrics."""
 
-import contextlib
 import io
-import logging
 import os
 import sys
-import threading
 import time
-from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from html import escape
 from importlib.util import find_spec
 from typing import Any
 
 from ...config import ConfigError
 from ..base import HOOK_REGISTRY, HookBase
 from ..control.interruption import in_notebook
-from ..history_buffer import HistoryBuffer
+from ..evaluation import flatten_names
 
-__all__ = ["LivePlot", "ProgressBar", "bar_is_shown"]
+__all__ = ["LivePlot", "ProgressBar", "above_bar", "bar_is_shown", "is_shown"]
 
 _FORMAT = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{remaining} left, {rate_fmt}{postfix}]"
+_INTERVAL = 0.25  # seconds between two drawings of the bar, at least
+_PLOT_INTERVAL = 2.0  # and of the plot, which takes 0.1 s
 
 
 @HOOK_REGISTRY.register()
@@ -30,138 +30,111 @@ class ProgressBar(HookBase):
     CHECKPOINT.BEST.METRIC; the share of the time that steps waited for data. A narrow terminal cuts the line.
 
     Only rank 0 shows a bar, and only in a notebook or if ``sys.stdout`` is a terminal that can move the cursor. Files,
-    pipes and ``TERM=dumb`` get nothing. Log lines and prints appear above the bar. A process shows one bar at a time.
-
-    Steps do no work for the bar: a thread reads ``trainer.iter`` a few times a second and redraws if it changed, so a
-    debugger's prompt stays readable. During an evaluation the bar counts its batches. Puts nothing into the storage,
-    saves nothing.
-
-    Args:
-        refresh_per_second: how often the bar is drawn at most.
-
-    Raises:
-        ConfigError: ``refresh_per_second`` is not positive.
+    pipes and ``TERM=dumb`` get nothing, and their steps take no time for it. Log lines appear above the bar.
+    A notebook also has a table of the evaluations, in place of their log lines.
+    A process shows one bar at a time. Puts nothing into the storage, saves nothing.
     """
 
     _shown: "ProgressBar | None" = None  # of this process
-    _batches: int | None = None  # of the evaluation under way
+    _bar: Any = None
+    _table: Any = None  # IPython's handle of the table in a notebook
 
-    def __init__(self, refresh_per_second: float = 4.0) -> None:
-        if refresh_per_second <= 0:
-            raise ConfigError(f"ProgressBar: refresh_per_second must be positive, not {refresh_per_second}")
-        self._period = 1 / refresh_per_second
+    def on_registered(self) -> None:
+        if self.trainer.comm.is_main_process() and (in_notebook() or _is_terminal()):
+            # Set on the instance, so that other steps take no time.
+            self.after_step = self._advance  # type: ignore[method-assign]
 
     def before_train(self) -> None:
-        trainer = self.trainer
-        self._batches, self._metrics = None, dict[str, str]()
-        if not trainer.comm.is_main_process() or bar_is_shown() or not (in_notebook() or _is_terminal()):
+        if "after_step" not in self.__dict__ or bar_is_shown():
             return
         from tqdm.auto import tqdm
 
-        ProgressBar._shown = self
-        self._streams = sys.stdout, sys.stderr
+        ProgressBar._shown, self._metrics = self, dict[str, float]()
+        self._table, self._rows = None, list[dict[str, Any]]()
         self._bar = tqdm(
-            total=max(trainer.max_iter, 1),
-            initial=trainer.iter,
+            total=max(self.trainer.max_iter, 1),
+            initial=self.trainer.iter,
             file=sys.stdout,
             bar_format=_FORMAT,
             dynamic_ncols=True,
-            mininterval=0,
-            miniters=0,
+            mininterval=_INTERVAL,
+            miniters=1,
         )
-        sys.stdout, sys.stderr = (_AboveBar(stream, self._bar) for stream in self._streams)
-        above = dict(zip(self._streams, (sys.stdout, sys.stderr), strict=True))
-        loggers: list[Any] = [logging.root, *logging.root.manager.loggerDict.copy().values()]
-        handlers = [handler for logger in loggers for handler in getattr(logger, "handlers", ())]
-        self._handlers = [(one, one.stream) for one in handlers if vars(one).get("stream") in above]
-        for handler, stream in self._handlers:
-            handler.stream = above[stream]
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._redraw, name="hookline-progress-bar", daemon=True)
-        self._thread.start()
+
+    def _advance(self) -> None:
+        if self._bar is not None:
+            self._bar.update(self.trainer.iter + 1 - self._bar.n)
+
+    def before_epoch(self) -> None:
+        self._describe()
 
     def before_eval(self) -> None:
-        self._batches = 0
-
-    def after_eval_step(self, batch: Any, outputs: Any) -> None:
-        self._batches = (self._batches or 0) + 1
+        self._describe("evaluating: ")
 
     def on_eval_end(self) -> None:
-        self._batches = None
+        self._describe()
+
+    def after_eval(self, results: Mapping[str, Any]) -> None:
+        if self._bar is None or not in_notebook():
+            return
+        from IPython.display import HTML, display
+
+        numbers = {name: f"{float(value):.5g}" for name, value in flatten_names(results).items()}
+        self._rows.append({"iteration": self.trainer.finished_iter + 1, **numbers})
+        names = list(dict.fromkeys(name for row in self._rows for name in row))
+        lines = [[f"<th>{escape(name)}</th>" for name in names]]
+        lines += [[f"<td>{row.get(name, '')}</td>" for name in names] for row in self._rows]
+        table = HTML("<table><tr>" + "</tr><tr>".join(map("".join, lines)) + "</tr></table>")
+        if self._table is None:
+            self._table = display(table, display_id=True)
+        else:
+            self._table.update(table)
+
+    def _describe(self, text: str = "") -> None:
+        """Show ``text``, or the epoch, before the bar."""
+        if self._bar is None:
+            return
+        trainer = self.trainer
+        if not text and trainer.iters_per_epoch:
+            epochs = -(-trainer.max_iter // trainer.iters_per_epoch)
+            text = f"epoch {min(trainer.epoch + 1, epochs)}/{epochs}: "
+        self._bar.set_description_str(text)
 
     def after_write(self, metrics: Mapping[str, float]) -> None:
-        loss = metrics.get("total_loss", metrics.get("loss"))
-        if loss is not None:
-            self._metrics["loss"] = f"{loss:.4g}"
-        if "lr" in metrics:
-            self._metrics["lr"] = f"{metrics['lr']:.3g}"
+        if self._bar is None:
+            return
+        metrics = self._metrics = {**self._metrics, **metrics}
+        shown = {"loss": metrics.get("total_loss", metrics.get("loss")), "lr": metrics.get("lr")}
+        for hook in self.trainer.find_hooks("BestCheckpointer"):
+            shown["best"] = hook.best_metric if hook.best else None
+        parts = [f"{name} {value:.4g}" for name, value in shown.items() if value is not None]
         if metrics.get("time") and "data_time" in metrics:
-            self._metrics["data"] = f"{min(metrics['data_time'] / metrics['time'], 1):.0%}"
+            parts.append(f"data {min(metrics['data_time'] / metrics['time'], 1):.0%}")
+        self._bar.total = max(self.trainer.max_iter, 1)  # which may have changed
+        self._bar.set_postfix_str(", ".join(parts), refresh=False)
 
     def after_run(self) -> None:
-        if ProgressBar._shown is not self:
-            return
-        self._stopping.set()
-        self._thread.join()
-        with contextlib.suppress(OSError, ValueError):  # the terminal is closed
-            sys.stdout.flush()
-            sys.stderr.flush()
-            self._draw()
+        if self._bar is not None:
+            self._bar.update(self.trainer.iter - self._bar.n)
             self._bar.close()
-        _restore_streams()
-
-    def _redraw(self) -> None:
-        drawn = None
-        with contextlib.suppress(OSError, ValueError, ReferenceError):  # terminal closed, or trainer gone
-            while not self._stopping.wait(self._period):
-                now = self.trainer.iter, self._batches
-                if now != drawn:
-                    drawn = now
-                    self._draw()
-
-    def _draw(self) -> None:
-        trainer, bar = self.trainer, self._bar
-        bar.total = max(trainer.max_iter, 1)
-        if self._batches is not None:
-            bar.set_description(f"evaluating, batch {self._batches}", refresh=False)
-        elif trainer.iters_per_epoch:
-            epochs = -(-bar.total // trainer.iters_per_epoch)
-            bar.set_description(f"epoch {min(trainer.epoch + 1, epochs)}/{epochs}", refresh=False)
-        else:
-            bar.set_description(f"epoch {trainer.epoch + 1}" if trainer.epoch else "", refresh=False)
-        for hook in trainer.find_hooks("BestCheckpointer"):
-            if hook.best:
-                self._metrics["best"] = f"{hook.best_metric:.4g}"
-        shown = (name for name in ("loss", "lr", "best", "data") if name in self._metrics)
-        bar.set_postfix_str(", ".join(f"{name} {self._metrics[name]}" for name in shown), refresh=False)
-        bar.update(trainer.iter - bar.n)
+            ProgressBar._shown = self._bar = None
 
 
-class _AboveBar:
-    """A stream whose lines appear above a bar, each when it is complete or flushed (a debugger's prompt)."""
-
-    def __init__(self, stream: Any, bar: Any) -> None:
-        self._stream, self._bar, self._line = stream, bar, ""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        lines, newline, self._line = (self._line + text).rpartition("\n")
-        if newline:
-            with self._bar.external_write_mode(file=self._bar.fp):
-                self._stream.write(f"{lines}\n")
-        return len(text)
-
-    def flush(self) -> None:
-        if self._line:
-            self.write("\n")
-        self._stream.flush()
+def above_bar() -> AbstractContextManager[None]:
+    """Return a context in which lines that are written to ``sys.stdout`` appear above the bar, if there is one."""
+    bar: Any = ProgressBar._shown._bar if ProgressBar._shown else None
+    # No lock: a forked process may log while its parent draws.
+    return nullcontext() if bar is None else bar.external_write_mode(file=bar.fp, nolock=True)
 
 
 def bar_is_shown() -> bool:
     """Return whether this process shows a progress bar."""
     return ProgressBar._shown is not None
+
+
+def is_shown(place: str) -> bool:
+    """Return whether a log line is needless, as the bar ("bar") or a notebook's table ("table") shows its content."""
+    return bar_is_shown() and (place == "bar" or (place == "table" and in_notebook()))
 
 
 def _is_terminal() -> bool:
@@ -172,85 +145,49 @@ def _is_terminal() -> bool:
         return False
 
 
-def _restore_streams() -> None:
-    """Take the bar off the standard streams. In a forked process too: only the parent draws, and may hold the lock."""
-    if (bar := ProgressBar._shown) is not None:
-        sys.stdout, sys.stderr = bar._streams
-        for handler, stream in bar._handlers:
-            handler.stream = stream
-        ProgressBar._shown = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_restore_streams)
-
-
 @HOOK_REGISTRY.register()
 class LivePlot(HookBase):
-    """Draws losses and metrics below the cell of a notebook, when metrics are written and at the end.
+    """Draws losses, and results of evaluations, below the cell of a notebook when metrics are written and at the end.
 
-    Drawing takes about 0.1 s. Outside of a notebook it does nothing.
-
-    Args:
-        metrics: names or patterns, with a panel each. A metric is in the first that matches. Default: losses, of
-            training and of test sets; other results of evaluations.
-        seconds: least time between two drawings.
+    Outside of a notebook it does nothing.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
 
-    def __init__(self, metrics: Sequence[str] = ("*loss*", "*/*"), seconds: float = 2.0) -> None:
+    def __init__(self) -> None:
         if find_spec("matplotlib") is None:
             raise ConfigError("LivePlot needs the package matplotlib: pip install matplotlib (hookline's extra 'plot')")
-        if isinstance(metrics, str):
-            raise ConfigError(f"LivePlot: metrics is a list of names or patterns, not {metrics!r}")
-        self._patterns = metrics
-        self._seconds = seconds
 
     def before_train(self) -> None:
         self._active = self.trainer.comm.is_main_process() and in_notebook()
         self._place: Any = None  # IPython's handle of what the cell shows
-        self._next = time.monotonic() + self._seconds
+        self._next = time.monotonic() + _PLOT_INTERVAL
 
-    def after_write(self, metrics: Any) -> None:
+    def after_write(self, metrics: Mapping[str, float]) -> None:
         if self._active and time.monotonic() >= self._next:
             self._draw()
+            self._next = time.monotonic() + _PLOT_INTERVAL
 
     def after_run(self) -> None:
         if self._active:
             self._draw()
 
     def _draw(self) -> None:
-        figure = self._figure(self.trainer.storage.histories())
-        if figure is None:
-            return
         from IPython.display import Image, display
+        from matplotlib.figure import Figure  # not pyplot, which keeps every figure
 
-        file = io.BytesIO()
+        histories = self.trainer.storage.histories()
+        losses = [name for name in histories if "loss" in name]
+        results = [name for name in histories if "/" in name and name not in losses]
+        figure, file = Figure(figsize=(10, 3.2), layout="constrained"), io.BytesIO()
+        for axes, title, names in zip(figure.subplots(1, 2), ("losses", "results"), (losses, results), strict=True):
+            for name in names:
+                axes.plot(*histories[name].arrays(), ".-", label=name)
+            axes.set(title=title, xlabel="iteration")
+            axes.legend(fontsize="small")
         figure.savefig(file, format="png", dpi=100)
         if self._place is None:
             self._place = display(Image(file.getvalue()), display_id=True)
         else:
             self._place.update(Image(file.getvalue()))
-        self._next = time.monotonic() + self._seconds
-
-    def _figure(self, histories: Mapping[str, HistoryBuffer]) -> Any:
-        panels: dict[str, list[str]] = {}
-        for name in histories:
-            if name == "total_loss" and "loss" in histories:  # usually the same number
-                continue
-            if pattern := next((one for one in self._patterns if fnmatchcase(name, one)), ""):
-                panels.setdefault(pattern, []).append(name)
-        if not panels:
-            return None
-        from matplotlib.figure import Figure  # not pyplot, which keeps every figure
-
-        figure = Figure(figsize=(5.0 * len(panels), 3.2), layout="constrained")
-        for axes, (title, names) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-            for name in names:
-                axes.plot(*histories[name].arrays(), label=name, marker="." if len(histories[name]) < 50 else None)
-            axes.set(title=title, xlabel="iteration")
-            axes.legend(fontsize="small")
-            axes.grid(alpha=0.3)
-        return figure

@@ -1,15 +1,20 @@
-"""Base classes of writers."""
+"""Base classes of writers, and the writer of the log's lines."""
 
+import datetime
+import logging
+import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple
+
+import torch
 
 from ...config import Registry
 from ..event_storage import EventStorage, Row, get_event_storage, has_event_storage
+from ..watching.timing import format_seconds
 
-__all__ = ["WRITER_REGISTRY", "EndOfRun", "EventWriter", "MediaWriter", "Medium", "RowWriter"]
+__all__ = ["WRITER_REGISTRY", "CommonMetricPrinter", "EndOfRun", "EventWriter", "MediaWriter", "Medium", "RowWriter"]
 
 EndOfRun = Literal["completed", "stopped", "interrupted", "failed"]
 """How a run ended. "stopped": on purpose, as by early stopping. "interrupted": it can be resumed."""
@@ -64,11 +69,13 @@ class RowWriter(EventWriter):
     _resumed = False  # a state was loaded, which the next storage continues
     _first = 0  # first iteration whose rows come from this run
     _storage: Callable[[], EventStorage | None] = staticmethod(lambda: None)
+    _waiting: list[Any] = []  # collected and not written; replaced, never changed in place
 
     def __init__(self, window_size: int = 20) -> None:
         self._window_size = window_size
 
     def resume(self, start_iter: int) -> None:
+        self._waiting = []  # of a run that failed; this one writes its own
         # The last run may have evaluated after its last step, an iteration that this run writes again.
         self._last_write = min(self._last_write, start_iter - 1)
         # A checkpoint may hold earlier metrics that were not yet written.
@@ -96,20 +103,24 @@ class RowWriter(EventWriter):
 
     def write(self) -> None:
         storage = get_event_storage()
-        if job := self.collect(storage):
-            job()
+        self.collect(storage)
+        self.deliver()
         if self.takes_media:
             storage.clear_media()
 
-    def collect(self, storage: EventStorage) -> Callable[[], None] | None:
-        """Take what is new in ``storage``.
+    def collect(self, storage: EventStorage) -> None:
+        """Take what is new in ``storage``, for :meth:`deliver`."""
+        self._waiting = [*self._waiting, *self._new_rows(storage)]
 
-        Returns:
-            A function that writes it, or None if there is nothing new. It may be called later and on another thread.
-            It writes everything or raises an OSError; then it may be called again.
-        """
-        rows = self._new_rows(storage)
-        return partial(self.write_rows, rows) if rows else None
+    def deliver(self) -> None:
+        """Write what was collected. After an OSError it waits for the next call."""
+        rows, self._waiting = self._waiting, []
+        try:
+            if rows:
+                self.write_rows(rows)
+        except OSError:
+            self._waiting = rows
+            raise
 
     def _new_rows(self, storage: EventStorage) -> list[Row]:
         self._use(storage)
@@ -130,7 +141,7 @@ class RowWriter(EventWriter):
         """Write rows in ascending order of iterations, all greater than those of earlier calls.
 
         Raises:
-            OSError: nothing was written. :class:`PeriodicWriter` retries the same rows.
+            OSError: nothing was written. :class:`PeriodicWriter` may give the same rows again.
         """
         raise NotImplementedError
 
@@ -152,39 +163,34 @@ class Medium(NamedTuple):
 
 
 class MediaWriter(RowWriter):
-    """A writer of rows, images, histograms and texts. A subclass defines :meth:`job`.
+    """A writer of rows, images, histograms and texts, with the names of :func:`group_rows`.
 
-    Args:
-        window_size: see :class:`RowWriter`.
-        groups: name metrics by groups, see :func:`group_rows`. False: as in ``metrics.json``.
+    A subclass defines :meth:`send`.
     """
 
     takes_media = True
-    _groups = True
 
-    def __init__(self, window_size: int = 20, groups: bool = True) -> None:
-        super().__init__(window_size)
-        self._groups = groups
-
-    @abstractmethod
-    def job(self, rows: list[Row], media: Sequence[Medium]) -> Callable[[], None]:
-        """Return a function that writes; see :meth:`RowWriter.collect`."""
-
-    def collect(self, storage: EventStorage) -> Callable[[], None] | None:
+    def collect(self, storage: EventStorage) -> None:
         self._use(storage)
         first = self._last_write + 1  # media of an iteration that is already written get the next one, as scalars do
         media = [Medium("image", max(it, first), name, image) for name, image, it in storage._vis_data]
         for data in storage._histograms:
             media.append(Medium("histogram", max(data["global_step"], first), data["tag"], data))
         media += [Medium("text", max(it, first), name, text) for name, text, it in storage._texts]
-        rows = self._new_rows(storage)
-        if not (rows or media):
-            return None
-        return self.job(group_rows(rows, storage) if self._groups else rows, media)
+        self._waiting = [*self._waiting, *group_rows(self._new_rows(storage), storage), *media]
+
+    def deliver(self) -> None:
+        while self._waiting:
+            self.send(self._waiting[0])
+            self._waiting = self._waiting[1:]
+
+    @abstractmethod
+    def send(self, entry: Row | Medium) -> None:
+        """Write a row or a medium. After an OSError it is given again."""
 
 
 _PERFORMANCE = {
-    *("time", "data_time", "time_p95", "time_max", "samples_per_s", "items_per_s", "flops_per_s"),
+    *("time", "data_time", "samples_per_s", "items_per_s", "flops_per_s"),
     *("mfu", "total_flops", "eval_time", "eval_samples_per_s", "rss_mem", "max_mem", "reserved_mem", "grad_scale"),
 }
 
@@ -221,3 +227,78 @@ def _group(name: str, storage: EventStorage) -> str:
     if "/" in name:
         return ""
     return "perf/" if name in _PERFORMANCE else "train/"
+
+
+_LONGEST_ETA = 10**10  # seconds; a timedelta cannot hold much more
+
+
+@WRITER_REGISTRY.register()
+class CommonMetricPrinter(EventWriter):
+    """Logs a line with ETA, iteration, losses, time and data time per step, learning rate and GPU memory.
+
+    Metrics with ``[metric]`` in their name are logged, too. Beside a progress bar, only ``log.txt`` has these lines.
+
+    Args:
+        max_iter: number of iterations of the run, for the ETA; None: no ETA.
+        window_size: see :class:`RowWriter`.
+    """
+
+    def __init__(self, max_iter: int | None = None, window_size: int = 20) -> None:
+        self.logger = logging.getLogger(__name__)
+        self._max_iter = max_iter
+        self._window_size = window_size
+        self._last_write: tuple[int, float] | None = None  # iteration and time of the last line
+        self._start_iter = 0
+
+    def resume(self, start_iter: int) -> None:
+        self._last_write = None
+        self._start_iter = start_iter
+
+    def write(self) -> None:
+        storage = get_event_storage()
+        metrics = storage.latest_with_smoothing_hint(self._window_size)
+        smoothed = storage.smoothing_hints()
+        # The last iteration with smoothed metrics: after the last step storage.iter is one more.
+        iteration = max((it for name, (_, it) in metrics.items() if smoothed[name]), default=storage.iter)
+        if (
+            iteration == self._max_iter
+            or iteration < self._start_iter
+            or (self._last_write is not None and iteration <= self._last_write[0])
+        ):
+            return  # no progress to report
+        eta = self._get_eta(storage)
+        losses = {name: value for name, (value, _) in metrics.items() if "loss" in name and smoothed[name]}
+        if len(losses) == 2:  # the total of a single loss is the same number
+            losses.pop("total_loss", None)
+        length = "" if self._max_iter is None else f"/{self._max_iter}"
+        parts = [f"eta: {eta}"] if eta else []
+        parts.append(f"iter: {iteration}{length}")
+        parts += [f"{name}: {value:.4g}" for name, value in losses.items()]
+        parts += [f"{name}: {metrics[name][0]:.4g}" for name in metrics if "[metric]" in name and name not in losses]
+        parts += [f"{name}: {format_seconds(metrics[name][0])}" for name in ("time", "data_time") if name in metrics]
+        if "lr" in metrics:
+            parts.append(f"lr: {metrics['lr'][0]:.5g}")
+        if torch.cuda.is_initialized():
+            parts.append(f"max_mem: {torch.cuda.max_memory_allocated() / 2**20:.0f}M")
+        self._last_write = (iteration, time.perf_counter())
+        self.logger.info("  ".join(parts), extra={"shown_in": "bar"})
+
+    def _get_eta(self, storage: EventStorage) -> str:
+        """Return the time left, from the median step time or, without one, from the time since the last line.
+
+        Empty if it is not known. Printers of detectron2's projects call this method.
+        """
+        if self._max_iter is None:
+            return ""
+        metrics = storage.latest_with_smoothing_hint(self._window_size)
+        # After a stopped run's last step storage.iter is one more than the iteration that the row is of.
+        iteration = metrics["time"][1] if "time" in metrics else storage.iter
+        left = max(self._max_iter - iteration - 1, 0)
+        if "time" in metrics:
+            step = metrics["time"][0]
+            storage.put_scalar("eta_seconds", step * left, smoothing_hint=False, cur_iter=iteration)
+        elif self._last_write is not None and storage.iter > self._last_write[0]:
+            step = (time.perf_counter() - self._last_write[1]) / (storage.iter - self._last_write[0])
+        else:
+            return ""
+        return str(datetime.timedelta(seconds=min(int(step * left), _LONGEST_ETA)))

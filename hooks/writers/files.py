@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class AppendFile:
-    """A local file that data is appended to. The first write opens it, and creates it if it is missing.
+    """A local file that data is appended to. A write creates it if it is missing.
 
     Args:
         path: the file. Existing content is kept.
@@ -30,62 +30,42 @@ class AppendFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._descriptor = -1
-        self._length = 0
-        self._torn = False  # the file may end in part of a failed write
 
     def write(self, data: bytes | str) -> None:
-        """Append ``data``, all or nothing: what a failed write has left is removed by the next one.
+        """Append ``data``, all or nothing.
 
         Raises:
             OSError: the data could not be written.
             ConfigError: the path is not a regular file.
         """
-        data = data.encode() if isinstance(data, str) else data
-        self._open()
-        self._remove_torn()
-        self._torn = True
-        left = memoryview(data)
-        while left:
-            left = left[os.write(self._descriptor, left) :]
-        self._length += len(data)
-        self._torn = False
-
-    def _open(self) -> None:
-        if self._descriptor >= 0:
-            return
         check_regular(self.path)
         claim(self.path)
         folder = os.path.dirname(os.path.abspath(self.path))
         os.makedirs(folder, exist_ok=True)
-        is_new = not os.path.exists(self.path)
-        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        self._length = os.fstat(self._descriptor).st_size
-        if is_new:
-            sync_directory(folder)
-
-    def _remove_torn(self) -> None:
-        if self._torn:
-            os.ftruncate(self._descriptor, self._length)
-            self._torn = False
+        left = memoryview(data.encode() if isinstance(data, str) else data)
+        with open(self.path, "ab", buffering=0) as file:
+            length = os.fstat(file.fileno()).st_size
+            if not length:
+                sync_directory(folder)
+            try:
+                while left:
+                    left = left[os.write(file.fileno(), left) :]
+            except OSError:
+                with suppress(OSError):  # raise the first error
+                    file.truncate(length)
+                raise
 
     def flush(self) -> None:
         """Do nothing: writes are not buffered."""
 
     def sync(self) -> None:
         """Sync the content to the disk."""
-        if self._descriptor >= 0:
-            os.fsync(self._descriptor)
+        with suppress(FileNotFoundError), open(self.path, "rb") as file:
+            os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Sync and close the file. The next write opens it again."""
-        if self._descriptor >= 0:
-            try:
-                self._remove_torn()
-                os.fsync(self._descriptor)
-            finally:
-                os.close(self._descriptor)
-                self._descriptor, self._torn = -1, False
+        """Sync the content; the file is open only during a write."""
+        self.sync()
 
 
 def back_up(path: str, copy: bytes | None = None) -> str:
@@ -104,6 +84,13 @@ def back_up(path: str, copy: bytes | None = None) -> str:
     else:
         replace_file(name, lambda file: file.write(copy))
     return name
+
+
+def _lines(path: str) -> list[bytes]:
+    """Return the lines of a file, with their ends; none if it is missing."""
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        return file.readlines()
+    return []
 
 
 class _LineWriter(RowWriter):
@@ -126,52 +113,48 @@ class _LineWriter(RowWriter):
         self._file_handle = AppendFile(path)
 
     @abstractmethod
-    def cut(self, data: bytes, end: int) -> tuple[bytes, int]:
-        """Return the content without the rows from iteration ``end`` on and without an incomplete last line.
-
-        Returns:
-            The content, and the iteration of its last row; -1 if it has none.
+    def iteration_of(self, number: int, line: bytes) -> int:
+        """Return the iteration of a line, -1 for a header.
 
         Raises:
-            ValueError: the content was not written by this class.
+            ValueError: it is no line of this class.
         """
 
     def resume(self, start_iter: int) -> None:
-        """Remove the rows from where this run continues; warn if rows before them are missing.
+        """Remove the rows from where this run continues.
 
-        A run that starts at 0 renames an existing file (``.old``, ``.old2`` and so on).
+        A file that this class did not write, and any file if the run starts at 0, is renamed (``.old``, ``.old2``).
         """
-        resumed, known = self._resumed, True
+        resumed = self._resumed
         super().resume(start_iter)
         if not self.path:  # a subclass opens its file itself
             return
         self._file_handle.close()
         check_regular(self.path)
         claim(self.path)
-        data = self._content()
-        if start_iter == 0:
-            if data:
-                back_up(self.path)
+        lines, last = _lines(self.path), -1
+        if lines and start_iter == 0:
+            back_up(self.path)
             return
-        try:
-            kept, last = self.cut(data, self._first)
-        except ValueError as error:
-            logger.warning("%s: %s", self.path, error)
-            kept, last, known = b"", -1, False
-        expected = self._last_write if resumed else -1
-        if last < expected:
-            missing = f"after iteration {last}" if last >= 0 else "of all iterations"
-            logger.warning("%s: the rows %s up to %d are missing, and cannot be restored", self.path, missing, expected)
-        if data and (last < expected or not known):
-            logger.warning("A copy of the unchanged %s is %s", self.path, back_up(self.path, copy=data))
-        if kept != data:
+        kept: list[bytes] = []
+        for number, line in enumerate(lines):
+            try:
+                iteration = self.iteration_of(number, line)
+            except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+                if number == len(lines) - 1 and (number or not line.endswith(b"\n")):  # it was being written
+                    continue
+                note = f"line {number + 1} is not a row of metrics"
+                logger.warning("%s: %s. It is now %s", self.path, note, back_up(self.path))
+                lines, kept, last = [], [], -1
+                break
+            if iteration < self._first:
+                kept.append(line)
+                last = max(last, iteration)
+        if resumed and last < self._last_write:
+            logger.warning("%s: rows up to iteration %d are missing", self.path, self._last_write)
+        if len(kept) < len(lines):
             logger.info("%s: removed the rows from iteration %d; this run writes them again", self.path, self._first)
-            replace_file(self.path, lambda file: file.write(kept))
-
-    def _content(self) -> bytes:
-        with suppress(FileNotFoundError), open(self.path, "rb") as file:
-            return file.read()
-        return b""
+            replace_file(self.path, lambda file: file.writelines(kept))
 
     def sync(self) -> None:
         if self.path:
@@ -203,19 +186,11 @@ class JSONWriter(_LineWriter):
             lines.append(json.dumps({"iteration": iteration, **finite}, allow_nan=False) + "\n")
         self._file_handle.write("".join(lines))
 
-    def cut(self, data: bytes, end: int) -> tuple[bytes, int]:
-        lines = [(line, _iteration(line)) for line in data.splitlines(keepends=True)]
-        kept = [(line, int(iteration)) for line, iteration in lines if iteration < end]
-        return b"".join(line for line, _ in kept), max((iteration for _, iteration in kept), default=-1)
-
-
-def _iteration(line: bytes) -> float:
-    """Return the iteration of a line; infinite for a line that is incomplete or not a row."""
-    try:
-        iteration = json.loads(line)["iteration"] if line.endswith(b"\n") else math.inf
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return math.inf
-    return iteration if isinstance(iteration, int) else math.inf
+    def iteration_of(self, number: int, line: bytes) -> int:
+        iteration = json.loads(line)["iteration"]
+        if not line.endswith(b"\n") or type(iteration) is not int:
+            raise ValueError
+        return iteration
 
 
 @WRITER_REGISTRY.register()
@@ -238,55 +213,37 @@ class CSVWriter(_LineWriter):
         self._columns = []
         super().resume(start_iter)
 
-    def cut(self, data: bytes, end: int) -> tuple[bytes, int]:
-        columns, rows = _read_table(data)
-        rows = [row for row in rows if row["iteration"].isdigit() and int(row["iteration"]) < end]
-        if not rows:
-            return b"", -1
-        # Without a column that a killed run added later.
-        return _table([name for name in columns if any(row[name] for row in rows)], rows), int(rows[-1]["iteration"])
+    def iteration_of(self, number: int, line: bytes) -> int:
+        first = line.removesuffix(b"\n").rstrip(b"\r").split(b",")[0]
+        if not line.endswith(b"\n") or (number == 0 and first != b"iteration"):
+            raise ValueError
+        return int(first) if number else -1
 
     def write_rows(self, rows: Sequence[Row]) -> None:
-        new = [{"iteration": str(iteration), **{n: repr(v) for n, v in values.items()}} for iteration, values in rows]
-        added = sorted({name for row in new for name in row} - set(self._columns))
-        if not added:
-            self._file_handle.write(_table(self._columns, new, header=False))
-            return
-        columns, before = _read_table(self._content())
-        columns = columns or ["iteration"]
+        added = {name for _, values in rows for name in values} - set(self._columns)
+        if added:
+            self._add_columns(sorted(added))
+        lines = [[iteration, *(values.get(name, "") for name in self._columns[1:])] for iteration, values in rows]
+        self._file_handle.write(_table(lines))
+
+    def _add_columns(self, added: Sequence[str]) -> None:
+        """Replace the file by one with these columns too."""
+        header, *lines = _lines(self.path) or [b"iteration\r\n"]
+        columns = next(csv.reader([header.decode()]))
+        there = len(columns)
         columns += [name for name in added if name not in columns]
-        # An earlier attempt may have replaced the file and failed later: its rows must not appear twice.
-        written = {row["iteration"] for row in new}
-        text = _table(columns, [*(row for row in before if row["iteration"] not in written), *new])
+        if any("\n" in name or "\r" in name for name in columns):
+            raise ValueError(f"{self.path}: the name of a metric has a line break: {columns}")
         self.close()
         claim(self.path)
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-        replace_file(self.path, lambda file: file.write(text))
+        empty = b"," * (len(columns) - there)
+        wider = [_table([columns]), *(line.rstrip(b"\r\n") + empty + b"\r\n" for line in lines)]
+        replace_file(self.path, lambda file: file.writelines(wider))
         self._columns = columns
 
 
-def _read_table(data: bytes) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the columns and rows of a table, without an incomplete last line.
-
-    Raises:
-        ValueError: the first line is not a header.
-    """
-    text = data[: data.rfind(b"\n") + 1].decode(errors="replace")
-    reader = csv.DictReader(io.StringIO(text, newline=""), restval="")
-    try:
-        rows = [{key: value for key, value in row.items() if key is not None} for row in reader]
-    except csv.Error as error:
-        raise ValueError(f"not a table of metrics: {error}") from error
-    columns = list(reader.fieldnames or [])
-    if columns and "iteration" not in columns:
-        raise ValueError('not a table of metrics: its first line is not a header with the column "iteration"')
-    return columns, rows
-
-
-def _table(columns: Sequence[str], rows: Iterable[Mapping[str, str]], header: bool = True) -> bytes:
+def _table(lines: Iterable[Sequence[Any]]) -> bytes:
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns, extrasaction="ignore")
-    if header:
-        writer.writeheader()
-    writer.writerows(rows)
+    csv.writer(text).writerows(lines)
     return text.getvalue().encode()

@@ -4,6 +4,7 @@ import errno
 import html
 import importlib
 import importlib.util
+import inspect
 import json
 import logging
 import os
@@ -11,20 +12,17 @@ import re
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import numpy as np
-
 from ...config import ConfigError
-from ...config.errors import first_line
+from ...config.errors import first_line, suggest
 from ...config.files.atomic import WriteError, replace_text
 from ...config.files.run_folder import claim, is_in_run_folder
-from ..common.rng import preserve_rng
+from ..common import preserve_rng
 from ..event_storage import Row
 from .base import WRITER_REGISTRY, EndOfRun, MediaWriter, Medium
-from .files import back_up
 from .tensorboard import flatten, plain
 
 __all__ = ["MLflowWriter", "TrackerError", "TrackerWriter", "WandbWriter"]
@@ -33,9 +31,6 @@ logger = logging.getLogger(__name__)
 
 _OFFLINE = '; to train without an account, set mode: "offline" or the environment variable WANDB_MODE=offline'
 _MLFLOW_STATUS = {"completed": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
-# Limits of MLflow's servers: characters of a parameter, and parameters in one request.
-_LONGEST_VALUE = 6000
-_MOST_PARAMETERS = 100
 
 
 class TrackerError(WriteError):
@@ -51,8 +46,8 @@ class TrackerError(WriteError):
 class TrackerWriter(MediaWriter):
     """Writes a run to an experiment tracker. A subclass defines :meth:`start`, :meth:`log` and :meth:`end`.
 
-    It sends on the writers' background thread. Any error of the tracker is handled like that of a file that cannot be
-    written: rows wait in memory, are retried, and then ``CHECKPOINT.ON_ERROR`` decides.
+    Any error of the tracker is handled like that of a file that cannot be written: ``CHECKPOINT.ON_ERROR`` decides.
+    Histograms are not sent.
 
     A resumed run continues the tracker's run. Its id is in a file in the run's folder, with the last iteration that the
     tracker has; that and earlier ones are not sent again.
@@ -61,12 +56,9 @@ class TrackerWriter(MediaWriter):
         cfg: the config, or any dict of hyperparameters.
         output_dir: the run's folder.
         window_size: see :class:`RowWriter`.
-        groups: see :class:`MediaWriter`.
-        run_id: id of the tracker's run. Default: that of the run that is resumed, or a new one.
-        upload_best: upload the best checkpoint (``CHECKPOINT.BEST``) at the end of the run.
 
     Raises:
-        ConfigError: a package is not installed; or ``upload_best`` is set, and the config keeps no best checkpoint.
+        ConfigError: a package is not installed.
     """
 
     packages: tuple[str, ...] = ()
@@ -79,11 +71,8 @@ class TrackerWriter(MediaWriter):
         cfg: Mapping[str, Any] | None = None,
         output_dir: str = ".",
         window_size: int = 20,
-        groups: bool = True,
-        run_id: str | None = None,
-        upload_best: bool = False,
     ) -> None:
-        super().__init__(window_size, groups)
+        super().__init__(window_size)
         for package in self.packages:
             if importlib.util.find_spec(package) is None:
                 install = f"pip install 'hookline[{self.extra}]'"
@@ -92,11 +81,7 @@ class TrackerWriter(MediaWriter):
         self.output_dir = output_dir
         # Names the tracker's run if no name is given.
         self._folder_name = os.path.basename(os.path.abspath(output_dir)) if output_dir != "." else None
-        if upload_best and not self.config.get("CHECKPOINT", {"BEST": {"METRIC": "any"}})["BEST"]["METRIC"]:
-            raise ConfigError(f"upload_best of {type(self).__name__} needs CHECKPOINT.BEST.METRIC, which is empty")
-        self._upload_best = upload_best
-        self._given_id = run_id
-        self.run_id: str | None = run_id
+        self.run_id: str | None = None
         self._started = False
         self._record = ""  # as written
         self._sent = self._skip_until = -1  # the last iteration that the tracker has, and has from an earlier process
@@ -118,14 +103,8 @@ class TrackerWriter(MediaWriter):
     def log_image(self, iteration: int, name: str, image: Any) -> None:
         """Send an image: a uint8 array of shape (H, W, 3) or (H, W)."""
 
-    def log_histogram(self, iteration: int, name: str, counts: Sequence[float], edges: Sequence[float]) -> None:
-        """Send a histogram: ``edges`` has one entry more than ``counts``."""
-
     def log_text(self, iteration: int, name: str, text: str) -> None:
         """Send a text."""
-
-    def upload(self, path: str) -> None:
-        """Send the best checkpoint, a file or a folder."""
 
     @abstractmethod
     def end(self, how: EndOfRun) -> None:
@@ -139,11 +118,14 @@ class TrackerWriter(MediaWriter):
         record = self._read_record()
         if not start_iter and not is_in_run_folder(self._record_path):
             record = {}
-        self.run_id = self._given_id or record.get("run_id")
+        self.run_id = record.get("run_id")
         self._sent = self._skip_until = record.get("sent", -1)
         self._record = ""
         with preserve_rng():
-            self._start()
+            try:
+                self._start()
+            except WriteError as error:
+                logger.error("The first write tries again: %s", error)
 
     def _start(self) -> None:
         if not self._started:
@@ -152,33 +134,26 @@ class TrackerWriter(MediaWriter):
             self._started = True
             self._write_record()
 
-    def job(self, rows: list[Row], media: Sequence[Medium]) -> Callable[[], None]:
-        left: list[Row | Medium] = [*rows, *media]
+    def deliver(self) -> None:
+        if not self._waiting:
+            return
+        self._start()
+        try:
+            super().deliver()
+        finally:
+            self._write_record()
 
-        def send() -> None:
-            self._start()
-            try:
-                while left:
-                    with self._errors():
-                        self._send(left[0])
-                    left.pop(0)
-            finally:
-                self._write_record()
-
-        return send
-
-    def _send(self, entry: Row | Medium) -> None:
+    def send(self, entry: Row | Medium) -> None:
         iteration = entry.iteration if isinstance(entry, Medium) else entry[0]
         if iteration <= self._skip_until:
             return
-        if not isinstance(entry, Medium):
-            self.log(*entry)
-        elif entry.kind == "image":
-            self.log_image(iteration, entry.name, _pixels(entry.data))
-        elif entry.kind == "histogram":
-            self.log_histogram(iteration, entry.name, *_bins(entry.data))
-        else:
-            self.log_text(iteration, entry.name, entry.data)
+        with self._errors():
+            if not isinstance(entry, Medium):
+                self.log(*entry)
+            elif entry.kind == "image":
+                self.log_image(iteration, entry.name, _pixels(entry.data))
+            elif entry.kind == "text":
+                self.log_text(iteration, entry.name, entry.data)
         self._sent = max(self._sent, iteration)
 
     def finish(self, how: EndOfRun) -> None:
@@ -186,12 +161,6 @@ class TrackerWriter(MediaWriter):
             return
         self._started = False
         with self._errors():
-            if self._upload_best and how != "interrupted":
-                paths = [os.path.join(self.output_dir, name) for name in ("model_best.pth", "model_best")]
-                if path := next(filter(os.path.exists, paths), ""):
-                    self.upload(path)
-                else:
-                    logger.warning("%s: there is no best checkpoint in %s to upload", self.extra, self.output_dir)
             self.end(how)
 
     @contextmanager
@@ -209,17 +178,15 @@ class TrackerWriter(MediaWriter):
         return os.path.join(self.output_dir, f"{self.extra or type(self).__name__}_run.json")
 
     def _read_record(self) -> dict[str, Any]:
-        """Return what :meth:`_write_record` wrote; empty if there is none, or it is of another run."""
+        """Return what :meth:`_write_record` wrote; empty if there is none."""
+        if not os.path.exists(self._record_path):
+            return {}
         try:
             with open(self._record_path, encoding="utf-8") as file:
                 record = json.load(file)
-            if self._given_id in (None, record["run_id"]):
-                return {"run_id": record["run_id"], "sent": int(record["sent"])}
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, KeyError, TypeError):
-            logger.warning("%s is no record of a run. It is now %s", self._record_path, back_up(self._record_path))
-        return {}
+            return {"run_id": record["run_id"], "sent": int(record["sent"])}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{self._record_path} is no record of a tracker's run: move it away") from error
 
     def _write_record(self) -> None:
         record = json.dumps({"run_id": self.run_id, "sent": self._sent}) + "\n"
@@ -239,17 +206,9 @@ def _pixels(image: Any) -> Any:
     return array[0] if array.shape[0] == 1 else array.transpose(1, 2, 0)
 
 
-def _bins(data: Mapping[str, Any], most: int = 500) -> tuple[list[float], list[float]]:
-    """Return counts and edges of a histogram, with at most ``most`` bins: neighbours are added up."""
-    counts, edges = list(data["bucket_counts"]), [data["min"], *data["bucket_limits"]]
-    together = -(-len(counts) // most)
-    sums = [sum(counts[i : i + together]) for i in range(0, len(counts), together)]
-    return sums, [*edges[:-1:together], edges[-1]]
-
-
 @WRITER_REGISTRY.register()
 class WandbWriter(TrackerWriter):
-    """Writes a run to Weights & Biases (https://wandb.ai): metrics, images, histograms, texts and the config.
+    """Writes a run to Weights & Biases (https://wandb.ai): metrics, images, texts and the config.
 
     The horizontal axis of charts is ``iteration``. If a run of wandb is active when training begins, it is used, and
     not finished at the end. ``wandb.run`` is the run, for code of your own.
@@ -259,17 +218,12 @@ class WandbWriter(TrackerWriter):
         name: name of the run. Default: that of its folder.
         mode: "online", "offline" (writes to ``<output_dir>/wandb``, for ``wandb sync``) or "disabled". Default: the
             environment variable ``WANDB_MODE``, or "online".
-        entity: the user or team.
-        group: name for runs that belong together.
-        job_type: kind of the run, such as "train".
-        tags: tags of the run.
-        notes: a longer description.
-        settings: further settings: arguments of ``wandb.Settings``.
-        run_id, upload_best, groups, cfg, output_dir, window_size: see :class:`TrackerWriter`.
+        init: further arguments of ``wandb.init``, such as ``{"entity": "team", "group": "sweep", "tags": ["a"]}``.
+        cfg, output_dir, window_size: see :class:`TrackerWriter`.
 
     Raises:
         ConfigError: wandb or Pillow is not installed; or wandb has no API key and no terminal to ask for one. When
-            training begins: wandb refuses an argument.
+            training begins: wandb refuses an argument or its value.
     """
 
     packages = ("wandb", "PIL")
@@ -280,36 +234,24 @@ class WandbWriter(TrackerWriter):
         project: str | None = None,
         name: str | None = None,
         mode: Literal["online", "offline", "disabled"] | None = None,
-        entity: str | None = None,
-        group: str | None = None,
-        job_type: str | None = None,
-        tags: Sequence[str] = (),
-        notes: str | None = None,
-        settings: Mapping[str, Any] | None = None,
-        run_id: str | None = None,
-        upload_best: bool = False,
-        groups: bool = True,
+        init: Mapping[str, Any] | None = None,
         cfg: Mapping[str, Any] | None = None,
         output_dir: str = ".",
         window_size: int = 20,
     ) -> None:
-        super().__init__(cfg, output_dir, window_size, groups, run_id, upload_best)
+        super().__init__(cfg, output_dir, window_size)
         if mode not in (None, "online", "offline", "disabled"):
             raise ConfigError(f'WandbWriter: mode must be "online", "offline" or "disabled", not {mode!r}')
         mode = mode or os.environ.get("WANDB_MODE", "online")  # type: ignore[assignment]
         if mode == "online" and _has_no_key():
             raise ConfigError(f"WandbWriter: no API key is configured: run `wandb login`{_OFFLINE}")
-        self._options = {
-            "project": project,
-            "name": name or self._folder_name,
-            "entity": entity,
-            "group": group,
-            "job_type": job_type,
-            "tags": list(tags) or None,
-            "notes": notes,
-            "mode": mode,
-        }
-        self._settings = dict(settings or {})
+        options = {"project": project, "name": name or self._folder_name, "mode": mode, **(init or {})}
+        if init:
+            parameters = inspect.signature(importlib.import_module("wandb").init).parameters
+            if unknown := set(init) - set(parameters):
+                hint = suggest(min(unknown), parameters)
+                raise ConfigError(f"WandbWriter: wandb.init has no argument {min(unknown)!r}{hint}")
+        self._options: dict[str, Any] = options
         self._wandb: Any = None
         self._run: Any = None
         self._is_ours = True
@@ -324,8 +266,7 @@ class WandbWriter(TrackerWriter):
             # An offline run continues by its id alone.
             resume = "allow" if run_id and self._options["mode"] == "online" else None
             try:
-                settings = wandb.Settings(**self._settings)
-                wandb.init(**self._options, id=run_id, resume=resume, dir=self.output_dir, settings=settings)
+                wandb.init(**{"dir": self.output_dir, **self._options}, id=run_id, resume=resume)
             except (wandb.errors.UsageError, TypeError, ValueError) as error:
                 raise ConfigError(f"WandbWriter: {str(error).rstrip('.')}{_OFFLINE}") from error
         self._run = wandb.run
@@ -340,17 +281,8 @@ class WandbWriter(TrackerWriter):
     def log_image(self, iteration: int, name: str, image: Any) -> None:
         self._run.log({"iteration": iteration, name: self._wandb.Image(image)})
 
-    def log_histogram(self, iteration: int, name: str, counts: Sequence[float], edges: Sequence[float]) -> None:
-        histogram = self._wandb.Histogram(np_histogram=(np.asarray(counts), np.asarray(edges)))
-        self._run.log({"iteration": iteration, name: histogram})
-
     def log_text(self, iteration: int, name: str, text: str) -> None:
         self._run.log({"iteration": iteration, name: self._wandb.Html(f"<pre>{html.escape(text)}</pre>")})
-
-    def upload(self, path: str) -> None:
-        artifact = self._wandb.Artifact(f"model-{self.run_id}", type="model")
-        (artifact.add_dir if os.path.isdir(path) else artifact.add_file)(path)
-        self._run.log_artifact(artifact, aliases=["best"])
 
     def end(self, how: EndOfRun) -> None:
         if not self._is_ours:
@@ -372,10 +304,12 @@ def _has_no_key() -> bool:
 
 @WRITER_REGISTRY.register()
 class MLflowWriter(TrackerWriter):
-    """Writes a run to MLflow (https://mlflow.org): metrics, images, texts and the config. Histograms are left out.
+    """Writes a run to MLflow (https://mlflow.org): metrics, images, texts and the config.
 
     If a run of MLflow is active when training begins, it is used, and not ended. Otherwise the writer's run is the
     active one during training, for calls like ``mlflow.log_metric`` of your own.
+
+    MLflow's thread sends the metrics, and a checkpoint and the end of the run wait for it.
 
     MLflow does not let a parameter change. If a resumed run has another value of a key, that is the tag
     ``resumed.<key>``.
@@ -386,7 +320,7 @@ class MLflowWriter(TrackerWriter):
         tracking_uri: a server (``http://host:5000``), a database (``sqlite:///mlflow.db``) or a folder. Default: the
             environment variable ``MLFLOW_TRACKING_URI``, or MLflow's default.
         tags: tags of the run.
-        run_id, upload_best, groups, cfg, output_dir, window_size: see :class:`TrackerWriter`.
+        cfg, output_dir, window_size: see :class:`TrackerWriter`.
 
     Raises:
         ConfigError: MLflow or Pillow is not installed.
@@ -401,20 +335,18 @@ class MLflowWriter(TrackerWriter):
         name: str | None = None,
         tracking_uri: str | None = None,
         tags: Mapping[str, str] | None = None,
-        run_id: str | None = None,
-        upload_best: bool = False,
-        groups: bool = True,
         cfg: Mapping[str, Any] | None = None,
         output_dir: str = ".",
         window_size: int = 20,
     ) -> None:
-        super().__init__(cfg, output_dir, window_size, groups, run_id, upload_best)
+        super().__init__(cfg, output_dir, window_size)
         self._experiment = experiment
         self._name = name or self._folder_name
         self._uri = tracking_uri
         self._tags = {key: str(value) for key, value in (tags or {}).items()}
         self._mlflow: Any = None
         self._client: Any = None
+        self._sending: list[Any] = []  # requests that MLflow's thread sends
         self._is_ours = True
 
     def start(self, run_id: str | None) -> str:
@@ -432,11 +364,10 @@ class MLflowWriter(TrackerWriter):
         return str(run.info.run_id)
 
     def _log_config(self, run_id: str) -> None:
-        new = {_valid(key): str(value)[:_LONGEST_VALUE] for key, value in flatten(self.config).items()}
+        new = {_valid(key): str(value) for key, value in flatten(self.config).items()}
         there = self._client.get_run(run_id).data.params
         params = [self._mlflow.entities.Param(key, value) for key, value in new.items() if key not in there]
-        for first in range(0, len(params), _MOST_PARAMETERS):
-            self._client.log_batch(run_id, params=params[first : first + _MOST_PARAMETERS])
+        self._client.log_batch(run_id, params=params)
         for key in new.keys() & there.keys():
             if new[key] != there[key]:
                 self._client.set_tag(run_id, f"resumed.{key}", new[key])
@@ -444,28 +375,24 @@ class MLflowWriter(TrackerWriter):
     def log(self, iteration: int, values: Mapping[str, float]) -> None:
         metric, now = self._mlflow.entities.Metric, int(time.time() * 1000)
         metrics = [metric(_valid(name), value, now, iteration) for name, value in values.items()]
-        self._client.log_batch(self.run_id, metrics=metrics)
+        self._sending.append(self._client.log_batch(self.run_id, metrics=metrics, synchronous=False))
+
+    def sync(self) -> None:
+        with self._errors():
+            while self._sending:
+                self._sending.pop(0).wait()
 
     def log_image(self, iteration: int, name: str, image: Any) -> None:
+        self.sync()  # a folder is not read while it is written
         self._client.log_image(self.run_id, image, key=_valid(name), step=iteration)
 
     def log_text(self, iteration: int, name: str, text: str) -> None:
+        self.sync()
         self._client.log_text(self.run_id, text, f"texts/{_valid(name)}/{iteration:07d}.txt")
 
-    def upload(self, path: str) -> None:
-        if os.path.isdir(path):
-            self._client.log_artifacts(self.run_id, path, os.path.basename(path))
-        else:
-            self._client.log_artifact(self.run_id, path)
-
     def end(self, how: EndOfRun) -> None:
-        if not self._is_ours:
-            return
-        active = self._mlflow.active_run()
-        if active is not None and active.info.run_id == self.run_id:
+        if self._is_ours:
             self._mlflow.end_run(_MLFLOW_STATUS[how])
-        else:  # started on another thread, or ended by other code
-            self._client.set_terminated(self.run_id, _MLFLOW_STATUS[how])
 
 
 def _valid(name: str) -> str:

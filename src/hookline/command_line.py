@@ -7,7 +7,6 @@ import re
 import signal
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -19,8 +18,8 @@ __all__ = [
     "add_options",
     "default_argument_parser",
     "handling_signals",
-    "last_parsed",
     "slow_imports",
+    "without_collecting",
 ]
 
 
@@ -38,15 +37,13 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
         conflict_handler="resolve",
     )
     add_options(parser, "config_file", "resume", "eval_only", "predict", "replay", "samples", "dry_run")
-    add_options(parser, "fast_dev_run", *PROCESSES, "opts")
+    add_options(parser, *PROCESSES, "opts")
     parser.ours = list(parser._actions)
     return parser
 
 
 PROCESSES = ("num_gpus", "num_machines", "machine_rank", "dist_url")
 """The options for runs of several processes."""
-
-_COMMANDS = {"--eval-only": "hookline eval", "--predict": "hookline predict"}
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     "config_file": {"default": "", "metavar": "FILE", "help": "YAML file of the run, or an example's name"},
@@ -57,7 +54,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "replay": {"type": int, "metavar": "N", "help": "run step N of the run in OUTPUT_DIR again"},
     "samples": {"type": int, "metavar": "N", "help": "print the indices of the samples in that run's step N"},
     "dry_run": {"action": "store_true", "help": "print what a run would do, write nothing"},
-    "fast_dev_run": {"action": "store_true", "help": "try one batch of each data set, write nothing"},
     "num_gpus": {"type": int, "default": 1, "metavar": "N", "help": "processes per machine: one per GPU, or on CPU"},
     "num_machines": {"type": int, "default": 1, "metavar": "N", "help": "machines that train together"},
     "machine_rank": {"type": int, "default": 0, "metavar": "I", "help": "index of this machine, from 0"},
@@ -85,57 +81,51 @@ class ArgumentParser(argparse.ArgumentParser):
         hint = suggest(unknown[0], self._option_string_actions) if "unrecognized" in message and unknown else ""
         if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
             hint = suggest(choice[1], re.findall(r"[\w-]+", choice[2]))
-        if not hint and unknown and unknown[0] in _COMMANDS:
-            hint = f"; that is the command {_COMMANDS[unknown[0]]}"
         if not hint and unknown and unknown[0].strip("-").isupper():
             hint = f"; write config keys without dashes: {unknown[0].strip('-')} VALUE"
         self.exit(2, f"error: {message}{hint}\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        if self._subparsers is not None:  # argparse cannot do both
-            return super().parse_args(args, namespace)
-        if not self.ours or namespace is not None:
+        if namespace is not None or not self.ours:
             return self.parse_intermixed_args(args, namespace)
         parsed = self.parse_intermixed_args(args, Namespace())
         scripts = {action.dest for action in self._actions if action not in self.ours}
         parsed.ours = {action.dest for action in self.ours if action in self._actions} - scripts
-        if args is None:
-            _parsed[:] = [(weakref.ref(parsed), list(sys.argv))]
         return parsed
 
 
 class Namespace(argparse.Namespace):
-    """What a :func:`default_argument_parser` has parsed."""
+    """What an :class:`ArgumentParser` has parsed."""
 
     __slots__ = ("handled", "ours")  # not in vars()
 
     ours: set[str]
-    """The names of the options that are not the script's own."""
+    """The names of the options of :func:`default_argument_parser` that the script has not replaced."""
     handled: bool
     """Whether ``run()`` got them, which handles all options."""
-
-
-_parsed: list[tuple[weakref.ref[Namespace], list[str]]] = []
-
-
-def last_parsed() -> Namespace | None:
-    """Return what a :func:`default_argument_parser` made of this command line, if the script still has it."""
-    return _parsed[0][0]() if _parsed and _parsed[0][1] == sys.argv else None
 
 
 @contextmanager
 def slow_imports() -> Iterator[None]:
     """Import torch in this block, and all else that takes seconds, before ``run()``: stopped by signals, and quicker.
 
-    In the block signals end the process with their exit codes (docs/errors.md). No garbage is collected meanwhile, and
-    later collections leave out what was imported: half a million objects.
+    In the block signals end the process with their exit codes (docs/errors.md).
+    """
+    with handling_signals(SIGINT=_exit(130), SIGTERM=_exit(75), SIGUSR1=_exit(75)), without_collecting():
+        yield
+
+
+@contextmanager
+def without_collecting() -> Iterator[None]:
+    """Collect no garbage in the block if torch is imported there, which is quicker.
+
+    Later collections leave out what was imported: half a million objects.
     """
     collects = gc.isenabled() and "torch" not in sys.modules
     if collects:
         gc.disable()
     try:
-        with handling_signals(SIGINT=_exit(130), SIGTERM=_exit(75), SIGUSR1=_exit(75)):
-            yield
+        yield
     finally:
         if collects:
             gc.freeze()

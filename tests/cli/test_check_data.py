@@ -47,7 +47,7 @@ def test_sound_data_gives_exit_code_0(command):
     assert command() == (0, ["DATASETS.TRAIN[0] (synthetic): can be read", "a batch of DATASETS.TRAIN: can be read"])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_failing_samples_are_listed(command, workers):
     entry = "[{'NAME': 'SomeBroken', 'AS': 'val'}]"
     code, lines = command("DATASETS.TEST", entry, "DATALOADER.NUM_WORKERS", workers)
@@ -68,7 +68,7 @@ def test_samples_that_make_no_batch_are_found(command):
     assert lines[3].endswith(
         "MismatchError: the samples do not make a batch: each element in list of batch should be of equal size"
     )
-    assert "  while making a batch of sample 0 of Ragged, sample 1 of Ragged" in lines
+    assert "  while making a batch of the samples 0, 1 of Ragged" in lines
 
 
 def test_a_stream_is_read_up_to_the_first_error(command):

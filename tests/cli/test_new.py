@@ -23,18 +23,6 @@ def test_five_files_are_written_and_the_next_commands_are_shown(tmp_path, monkey
         assert f"  cd {shlex.quote(folder)}\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["", "full", "file", "file/inside", "a\0b"])
-def test_a_folder_that_cannot_be_used_is_an_error(tmp_path, monkeypatch, capsys, name):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "model.py").write_text("mine")
-    (tmp_path / "file").write_text("")
-    assert main(["new", name]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    assert sorted(os.listdir(tmp_path)) == ["file", "full"]
-    assert os.listdir(tmp_path / "full") == ["model.py"]
-
-
 @pytest.mark.slow
 def test_the_project_trains_and_its_test_passes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -34,25 +34,6 @@ def test_the_commands_print_the_step_and_its_samples(run, capsys):
     indices = capsys.readouterr().out.split()
     report = json.loads(Path(run, "replay_8", "report.json").read_text())
     assert indices == [str(sample["index"]) for sample in report["samples"]]
-    assert main(["samples", run, "--sample", indices[0]]) == 0
-    assert "8" in capsys.readouterr().out.split()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["replay", "RUN", "--iter", "10"], "iterations 0 to 9"),
-        (["replay", "nowhere", "--iter", "1"], "no run of hookline"),
-        (["replay", "RUN", "--iter", "1", "--set", "SEED"], "--set"),
-        (["replay", "RUN", "--iter", "1", "--hook", "json:JSONDecoder"], "--hook"),
-        (["samples", "RUN", "--iter", "10"], "iterations 0 to 9"),
-    ],
-)
-def test_bad_input_ends_with_2_and_writes_nothing(run, words, message, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        raise SystemExit(main([run if word == "RUN" else word for word in words]))
-    assert exit_.value.code == 2
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -1,5 +1,4 @@
 import functools
-import os
 import sys
 from typing import Any
 
@@ -76,38 +75,17 @@ def test_a_duplicate_name_is_an_error_that_locates_both(registry):
         registry.register(other, name="ConvNet")
     message = str(info.value)
     assert message.startswith("the model 'ConvNet' is already registered: ")
-    assert message.count("test_registry.py:") == 2
-    assert "ConvNet (" in message
-    assert "other (" in message
+    assert f"{__name__}.ConvNet, and now {__name__}." in message
+    assert message.endswith("other")
 
 
-def test_an_unknown_name_is_suggested_and_all_are_listed(registry):
-    with pytest.raises(UnknownKeyError) as info:
-        registry.get("ConvNett")
-    assert str(info.value) == "unknown model 'ConvNett'; did you mean 'ConvNet'? Known: ConvNet, anything, linear."
-    with pytest.raises(KeyError, match=r"^MODEL\.NAME: unknown model 'zzz'\. Known: "):
-        registry.build("zzz", key="MODEL.ARGS")
-    with pytest.raises(KeyError, match=r"^HOOKS\[2\]\.NAME: unknown"):
-        registry.check("zzz", key="HOOKS[2].ARGS")
-    with pytest.raises(UnknownKeyError, match=r"MODEL\.NAME: no model is named\. Known"):
-        registry.check("", key="MODEL.ARGS")
+def test_an_unknown_name_is_an_error(registry):
+    with pytest.raises(UnknownKeyError, match=r"^HOOKS\[2\]\.NAME: unknown model 'ConvNett'; did you mean 'ConvNet'"):
+        registry.check("ConvNett", key="HOOKS[2].ARGS")
+    with pytest.raises(UnknownKeyError, match="no model is named"):
+        registry.build("", key="MODEL.ARGS")
     with pytest.raises(ConfigError, match="is a string, not 3"):
         registry.get(3)
-
-
-def test_a_name_that_cannot_be_located_is_an_import_error():
-    for name in ("no_such_package", "no_such_package.Net", "hookline.config.CfgNod"):
-        with pytest.raises(ImportError):
-            locate(name)
-
-
-def test_many_names_are_not_listed():
-    registry = Registry("M")
-    for i in range(21):
-        registry.register(len, name=f"n{i}")
-    with pytest.raises(UnknownKeyError) as info:
-        registry.get("zebra")
-    assert str(info.value) == "unknown m 'zebra'."
 
 
 def test_names_of_modules_are_imported(registry):
@@ -120,34 +98,12 @@ def test_names_of_modules_are_imported(registry):
     assert locate("collections:OrderedDict.fromkeys") == OrderedDict.fromkeys
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("no_such_package.mod:Net", "there is no module 'no_such_package.mod'"),
-        ("no_such_package.Net", "there is no module 'no_such_package'"),
-        ("hookline.config:CfgNod", "no 'CfgNod' in 'hookline.config'; did you mean 'CfgNode'"),
-        ("hookline.config.nope.Thing", "no 'nope' in 'hookline.config'"),
-        (":x", "no module"),
-        ("..", "no module"),
-    ],
-)
-def test_names_of_modules_that_do_not_exist(registry, name, message):
-    with pytest.raises(UnknownKeyError, match=message):
-        locate(name)
-    with pytest.raises(UnknownKeyError, match=rf"MODEL\.NAME: unknown model .*{message}"):
-        registry.build(name, key="MODEL.ARGS")
-
-
-def test_a_module_beside_the_config_or_with_a_similar_name_is_mentioned(registry, tmp_path, monkeypatch):
-    (tmp_path / "project").mkdir()
-    (tmp_path / "project/nets_of_mine.py").touch()
-    (tmp_path / "project/a.yaml").touch()
-    CfgNode().merge_from_file(tmp_path / "project/a.yaml")
-    with pytest.raises(UnknownKeyError, match=f"start in {tmp_path}/project, or set PYTHONPATH={tmp_path}/project"):
-        registry.get("nets_of_mine:Net")
-    monkeypatch.chdir(tmp_path / "project")
-    with pytest.raises(UnknownKeyError, match="no module 'net_of_mine'; did you mean 'nets_of_mine'"):
-        registry.get("net_of_mine:Net")
+@pytest.mark.parametrize("name", ["no_such_package.mod:Net", "no_such_package.Net", "hookline.config:CfgNod", ".."])
+def test_names_of_modules_that_do_not_exist(registry, name):
+    for call in (locate, registry.build):
+        with pytest.raises(UnknownKeyError) as error:
+            call(name)
+        assert isinstance(error.value, ImportError) or call != locate
 
 
 NUMBER = 3
@@ -170,7 +126,7 @@ def make(kind: str):
     return OfTheKind() if kind == "right" else 3
 
 
-instance, builtin, standard = Impostor(), len, functools.partial(os.path.join, "a")
+instance = Impostor()
 partial = functools.partial(make, "right")
 
 
@@ -185,9 +141,6 @@ def of_a_kind(monkeypatch):
     [
         ("this_module:NUMBER", "it is of type int, not a class or a function"),
         ("this_module:instance", "it is of type Impostor, not a class or a function"),
-        ("this_module:builtin", "it is of type builtin_function_or_method, not a class or a function"),
-        ("this_module:standard", r"it is posixpath\.join.*, of Python's standard library"),
-        ("this_module:os.path.join", r"it is posixpath\.join.*, of Python's standard library"),
         ("this_module:Impostor", "it is not a subclass of Kind"),
     ],
 )
@@ -197,7 +150,7 @@ def test_a_target_of_another_kind_is_refused_before_it_is_called(of_a_kind, name
             call(name, key="MODEL.ARGS")
 
 
-@pytest.mark.parametrize("name", ["os:system", "os.path:join", "subprocess:call", "builtins:eval", "antigravity:x"])
+@pytest.mark.parametrize("name", ["os:system", "builtins:eval", "antigravity:x"])
 def test_the_standard_library_has_no_components_and_is_not_imported(of_a_kind, name):
     before = set(sys.modules)
     with pytest.raises(ConfigError, match=rf"^MODEL\.NAME: '{name}' is in Python's standard library"):
@@ -224,42 +177,7 @@ def test_the_working_directory_is_searched_last(in_folder):
     assert sys.path == path
 
 
-def test_a_module_that_fails_on_import_is_an_error_with_the_cause(in_folder, registry):
-    (in_folder / "my_broken_nets.py").write_text("import not_installed_at_all\n")
-    (in_folder / "my_raising_nets.py").write_text("1 / 0\n")
-    with pytest.raises(ConfigError, match=r"importing 'my_broken_nets' fails: ModuleNotFoundError: .*not_installed"):
-        locate("my_broken_nets:Net")
-    with pytest.raises(ConfigError, match=r"MODEL\.NAME: importing 'my_raising_nets' fails: ZeroDivisionError") as info:
-        registry.check("my_raising_nets.Net", key="MODEL.ARGS")
-    assert isinstance(info.value.__cause__.__cause__, ZeroDivisionError)
-
-
-def test_a_module_that_exits_on_import_is_an_error(in_folder):
-    (in_folder / "my_exiting_nets.py").write_text("import sys\n\nsys.exit(0)\n")
-    with pytest.raises(ConfigError, match=r"importing 'my_exiting_nets' fails: SystemExit: 0"):
-        locate("my_exiting_nets:Net")
-    (in_folder / "my_stopped_nets.py").write_text("raise SystemExit(75)\n")  # as a signal during the import does
-    with pytest.raises(SystemExit, match="75"):
-        locate("my_stopped_nets:Net")
-
-
 # ---------------------------------------------------------------- arguments
-
-
-def test_build_passes_all_arguments(registry):
-    assert registry.build("ConvNet", {"width": 3, "betas": [1, 0.5]}).args == (3, 10, [1, 0.5], None)
-    assert registry.build("linear", {"lr": 1}, positional=("P",)) == ("P", 1, 0.0)
-    assert registry.build("anything", {"a": 1}, offered={"b": 2}) == {"a": 1}
-    assert registry.check("ConvNet", {"width": 3}) is ConvNet
-
-
-def test_misspelt_argument_is_named_with_its_key_and_the_nearest(registry):
-    with pytest.raises(ConfigError) as info:
-        registry.build("ConvNet", {"width": 3, "widht": 4}, key="MODEL.ARGS")
-    assert str(info.value) == (
-        "MODEL.ARGS.widht: ConvNet takes no argument 'widht'; did you mean 'width'? "
-        "It takes: width, num_classes, betas, act."
-    )
 
 
 def test_all_bad_arguments_are_reported_together(registry):
@@ -271,12 +189,6 @@ def test_all_bad_arguments_are_reported_together(registry):
         "MODEL.ARGS.betas: expected tuple[float, float], got [1] (list)",
         "MODEL.ARGS.width: ConvNet needs the argument 'width', which is not given",
     ]
-
-
-def test_a_default_of_none_makes_an_argument_optional(registry):
-    registry.check("ConvNet", {"width": 1, "act": None})
-    with pytest.raises(ConfigError, match=r"^num_classes: expected int, got None"):
-        registry.check("ConvNet", {"width": 1, "num_classes": None})
 
 
 def test_a_positional_argument_cannot_be_passed_twice(registry):
@@ -349,33 +261,6 @@ def test_configurable_targets_take_config_and_arguments():
         registry.check("Net", {"depth": 3})
 
 
-def test_nodes_are_passed_as_dicts(registry):
-    args = CfgNode({"sub": {"a": [1]}})
-    args.freeze()
-    built = registry.build("anything", args)
-    assert type(built["sub"]) is dict
-    built["sub"]["a"].append(2)
-    assert args.sub.a == [1]
-
-
-def test_partials_and_registered_builtins_work(registry):
-    registry.register(functools.partial(linear, lr=0.1), name="partial")
-    assert registry.build("partial", {"momentum": 0.5}, positional=("P",)) == ("P", 0.1, 0.5)
-    registry.register(dict)
-    registry.register(min)
-    assert registry.build("dict", {"a": 1}) == {"a": 1}
-    assert registry.build("min", positional=([3, 2],)) == 2
-
-
-def test_an_error_inside_the_target_is_not_touched(registry):
-    def fails(a):
-        raise TypeError("inside")
-
-    registry.register(fails)
-    with pytest.raises(TypeError, match=r"^inside$"):
-        registry.build("fails", {"a": 1})
-
-
 def test_numbers_become_a_tensor_where_the_signature_says_tensor(registry):
     @registry.register()
     def weighted(weight: torch.Tensor | None = None, bins: torch.Tensor | list[float] | None = None) -> Any:
@@ -398,3 +283,21 @@ def test_a_class_defined_again_replaces_the_earlier_one(registry):
     assert registry.get("Again").version == 2
     with pytest.raises(ConfigError, match="'Again' is already registered"):
         exec(cell.format(3), {"registry": registry, "__name__": "elsewhere"})
+
+
+def test_nodes_are_passed_as_dicts(registry):
+    args = CfgNode({"sub": {"a": [1]}})
+    args.freeze()
+    built = registry.build("anything", args)
+    assert type(built["sub"]) is dict
+    built["sub"]["a"].append(2)
+    assert args.sub.a == [1]
+
+
+def test_a_module_that_exits_on_import_is_an_error(in_folder):
+    (in_folder / "my_exiting_nets.py").write_text("import sys\n\nsys.exit(0)\n")
+    with pytest.raises(ConfigError, match=r"importing 'my_exiting_nets' fails: SystemExit: 0"):
+        locate("my_exiting_nets:Net")
+    (in_folder / "my_stopped_nets.py").write_text("raise SystemExit(75)\n")  # as a signal during the import does
+    with pytest.raises(SystemExit, match="75"):
+        locate("my_stopped_nets:Net")

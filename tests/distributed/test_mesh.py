@@ -11,21 +11,15 @@ from ranks import HOOKLINE, finish, fork, rows, run_ranks, tool
 pytestmark = pytest.mark.timeout(900)
 
 TWO = ["2x1x1", "1x2x1", "1x1x2"]
-# Four ranks in one dimension train with all features only: two ranks have tried them one by one.
-LARGE = ["4x1x1", "1x4x1", "1x1x4"]
-MIXED = ["2x2x1", "2x1x2", "1x2x2"]
-FOUR = [*LARGE, *MIXED]
+FOUR = ["2x2x1", "1x2x2"]  # two ranks have tried the features one by one
 # Runs of programs/meshes.py. "all" has accumulation, clipping by norm, EMA, evaluations, best checkpoints and
 # asynchronous saves. The reference of the last ones is a run of one rank without them.
-RUNS = ["all", "value", "param_norm", "inf", "sequence", "tied", "items", "token_loss"]
+RUNS = ["all", "value", "param_norm", "inf", "tied", "items", "token_loss"]
 REFERENCE = {"autocast": "autocast", "bfloat16": "autocast"}
 # Relative differences; computing in bfloat16 rounds to 8 bits.
 TOLERANCE = {"autocast": 0.01, "bfloat16": 0.02}
 NAMES = [*RUNS, *REFERENCE]
-# Each mesh is left for two others and entered from two others; and one is resumed as it was.
-ORDER = ["one", *FOUR]
-RESUMED = [f"{ORDER[i]}-{ORDER[(i + step) % len(ORDER)]}" for step in (1, 3) for i in range(len(ORDER))]
-RESUMED += ["1x2x2-1x2x2"]
+RESUMED = ["one-1x2x2", "1x2x2-one", "2x2x1-1x2x2", "1x2x2-2x2x1", "1x2x2-1x2x2"]
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +38,7 @@ def four(tmp_path_factory, one):
     folder = tmp_path_factory.mktemp("four")
     shutil.copytree(one, folder / "one")
     in_one = [pair for pair in RESUMED if pair.endswith("-one")]
-    meshes = {mesh: ["all"] for mesh in LARGE} | dict.fromkeys(MIXED, NAMES)
-    launch(4, meshes, folder, [pair for pair in RESUMED if pair not in in_one])
+    launch(4, {mesh: ["all"] for mesh in FOUR}, folder, [pair for pair in RESUMED if pair not in in_one])
     return launch(1, {}, folder, in_one)
 
 
@@ -71,21 +64,15 @@ def folder_of(mesh, request):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("mesh", [*TWO, *MIXED])
-def test_a_mesh_trains_like_one_rank(one, mesh, name, request):
-    run = folder_of(mesh, request) / mesh / name
-    assert_same(run, one / REFERENCE.get(name, name), TOLERANCE.get(name, 1e-5))
+@pytest.mark.parametrize("mesh", TWO)
+def test_a_mesh_trains_like_one_rank(one, two, mesh, name):
+    assert_same(two / mesh / name, one / REFERENCE.get(name, name), TOLERANCE.get(name, 1e-5))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", LARGE)
-def test_four_ranks_in_one_dimension_train_like_one(one, four, mesh):
+@pytest.mark.parametrize("mesh", FOUR)
+def test_four_ranks_in_two_dimensions_train_like_one(one, four, mesh):
     assert_same(four / mesh / "all", one / "all")
-
-
-@pytest.mark.slow
-def test_eight_ranks_in_three_dimensions_train_like_one(one, tmp_path):
-    assert_same(launch(8, {"2x2x2": ["all"]}, tmp_path) / "2x2x2" / "all", one / "all")
 
 
 @pytest.mark.slow
@@ -112,7 +99,7 @@ def exported(run, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["1x1x4", "2x2x1", "1x2x2"])
+@pytest.mark.parametrize("mesh", FOUR)
 def test_a_checkpoint_of_a_mesh_is_exported_and_evaluated_on_one_rank(one, four, mesh, tmp_path):
     saved = four / mesh / "all"
     ours, theirs = exported(saved, tmp_path), exported(one / "all", tmp_path)
@@ -128,21 +115,21 @@ def test_a_checkpoint_of_a_mesh_is_exported_and_evaluated_on_one_rank(one, four,
 def test_two_ranks_split_layers_exactly_and_errors_name_the_key_and_the_remedy(tmp_path):
     code, output, results = run_ranks("meshes:errors", 2, tmp_path)
     assert code == 0, output
-    product = "PARALLEL.ARGS: replicate 3 x shard 1 x tensor 1 is 3, not the number of ranks, 2. Start 3 ranks, or set"
+    product = "PARALLEL.ARGS: replicate 3 x shard 1 x tensor 1 does not give the number of ranks, 2. Start 3 ranks, or"
     for found in results:
         assert found["losses"][1] == pytest.approx(found["losses"][0], rel=1e-6)
         assert found["losses"][0][2] < found["losses"][0][0]
         assert found["product"].startswith(product)
-        assert "shard 3 x tensor 1 does not divide the number of ranks, 2. Start 3 ranks" in found["left"]
+        assert "replicate -1 x shard 3 x tensor 1 does not give the number of ranks, 2. Start 3 ranks" in found["left"]
         assert "no submodule and no class that matches 'atention.q'; did you mean 'attention.q'?" in found["pattern"]
         assert "needs a plan, and Untouched has no tensor_parallel_plan" in found["none"]
-        assert "norm2 (LayerNorm) has none" in found["incomplete"]
-        assert "'mlp' and 'ml?' both match mlp" in found["twice"]
-        assert 'norm1 is a LayerNorm, and "colwise" splits Linear and Embedding only' in found["kind"]
+        assert "'rowwse' is not known; did you mean 'rowwise'?" in found["word"]
+        assert "'ml?' and an earlier pattern match mlp, with different words" in found["twice"]
+        assert 'norm1 is a LayerNorm, and "colwise->replicate" splits Linear and Embedding only' in found["kind"]
         assert "tokens.weight and head.weight are one parameter" in found["tied"]
-        assert 'mlp is "colwise", which leaves its output split, and no "rowwise" layer' in found["forgotten"]
+        assert 'mlp is "colwise" without a counterpart' in found["forgotten"]
         assert [one.partition(" than ")[0] for one in found["differ"]] == ["rank 1 has another scale"]
-        assert "2 ranks cannot split the heads of attention, 3, evenly" in found["heads"]
+        assert '2 ranks cannot split odd ("colwise->replicate"), of size 3, evenly' in found["size"]
         for dtype in ("", " in bfloat16"):
             assert (
                 "an operation before mlp_proj, such as softmax or a norm, needs the whole width"

@@ -12,7 +12,7 @@ def alone(tmp_path_factory):
     return results[0]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("ddp", marks=pytest.mark.slow)])
 def test_ranks_train_like_one_and_resume_exactly(alone, strategy, tmp_path):
     code, output, results = run_ranks("several:main", 2, tmp_path, strategy)
     assert code == 0, output

@@ -1,7 +1,7 @@
 """User-defined strategies: what is refused, and ranks with different weights. See also test_own_strategies.py."""
 
 import pytest
-from ranks import SYNTHETIC, finish, fork, rows, run_ranks, tool
+from ranks import SYNTHETIC, finish, fork, run_ranks, tool
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -21,34 +21,12 @@ def train(folder, ranks, strategy, *more):
     return finish(fork(tool(*options("--num-gpus", ranks, "PARALLEL.NAME", name, *more)), folder))
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
-    code, output = train(folder, 1, "")
-    assert code == 0, output
-    return folder / "run"
-
-
-def assert_same(run, other):
-    ours, theirs = rows(run), rows(other)
-    assert [row["iteration"] for row in ours] == [row["iteration"] for row in theirs]
-    for our, their in zip(ours, theirs, strict=True):
-        assert our == pytest.approx(their, rel=1e-5, abs=1e-6), our["iteration"]
-
-
 def test_a_sharding_strategy_must_declare_which_ranks_share_a_batch(tmp_path):
     code, output = train(tmp_path, 2, "Undeclared")
     assert code == 2, output
     assert "the strategy Undeclared neither averages gradients nor has ranks share a batch" in output
     assert "set its data_rank = 0 and data_size = 1" in output
     assert "Traceback" not in output
-
-
-@pytest.mark.slow
-def test_pairs_of_ranks_that_share_a_batch_train_like_one_rank(alone, tmp_path):
-    code, output = train(tmp_path, 4, "Grid", "HOOKS", "['strategies:DrawnSame']")
-    assert code == 0, output
-    assert_same(tmp_path / "run", alone)
 
 
 def test_a_run_with_different_weights_per_rank_warns_and_cannot_be_resumed(tmp_path):

@@ -32,12 +32,6 @@ def merge(text, name="config.yaml"):
     get_cfg().merge_from_file(name)
 
 
-def change_a_frozen_list():
-    cfg = get_cfg()
-    cfg.freeze()
-    cfg.HOOKS.append("EMA")
-
-
 def choose_optimizer():
     cfg = get_cfg()
     cfg.SOLVER.OPTIMIZER = CfgNode({"NAME": "LARS"})
@@ -69,10 +63,8 @@ def stop_an_own_loop():
     trainer.train()
 
 
-def load_strictly_with_fvcore():
-    cfg = get_cfg()
-    cfg.MODEL.WEIGHTS_STRICT = True
-    trainer = Ported(cfg)
+def resume_with_fvcore():
+    trainer = Ported(get_cfg())
     trainer.checkpointer = FvcoreCheckpointer(trainer.model)
     trainer.resume_or_load(resume=False)
 
@@ -95,12 +87,10 @@ REFUSED = {
     "keys for detection": lambda: merge("INPUT: {MIN_SIZE_TEST: 800}"),
     "Python tags": lambda: merge("SOLVER: !!python/object/apply:os.getcwd []"),
     "YACS configs": lambda: merge("x = 1", "config.py"),
-    "lists of a frozen config": change_a_frozen_list,
     "other optimizers": choose_optimizer,
     "self._trainer = model": set_a_model_as_inner_trainer,
     "early stopping of a loop": stop_an_own_loop,
-    "MODEL.WEIGHTS_STRICT": load_strictly_with_fvcore,
-    "other queries": lambda: load_weights("x.pth?map=1"),
+    "fvcore's `Checkpointer`": resume_with_fvcore,
     "test sets without": create_a_trainer_without_metrics,
     "another class": lambda: META_ARCH_REGISTRY.register(type("ResNet", (torch.nn.Module,), {})),
 }

@@ -6,7 +6,8 @@ import re
 import yaml
 from snippets import ROOT
 
-from hookline.config import ConfigError
+from hookline.config import ConfigError, get_cfg
+from hookline.hooks import EVENTS
 
 
 def pages_of(nav):
@@ -45,3 +46,14 @@ def test_errors_on_the_page_of_errors_exist():
             "builtins",
         )
         assert any(hasattr(importlib.import_module(place), name) for place in places), name
+
+
+def test_events_and_keys_that_pages_name_exist():
+    table = (ROOT / "docs/events.md").read_text()
+    assert [name for name in EVENTS if not re.search(rf"^\| `{name}\b", table, re.MULTILINE)] == []
+    keys = set(re.findall(r"`((?:[A-Z0-9_]+\.)+[A-Z0-9_]+)\b", (ROOT / "docs/features.md").read_text()))
+    for key in keys:
+        section = get_cfg()
+        for part in key.split("."):
+            assert part in section, key
+            section = section[part]

@@ -9,39 +9,21 @@ from ranks import PROGRAMS
 from hookline.engine import comm
 
 
-def test_without_a_process_group_there_is_one_rank():
-    assert (comm.get_rank(), comm.get_world_size()) == (0, 1)
-    assert (comm.get_local_rank(), comm.get_local_size()) == (0, 1)
-    assert comm.is_main_process()
-    comm.synchronize()
-
-
-def test_without_a_process_group_the_environment_does_not_make_ranks(monkeypatch):
+def test_without_a_process_group_there_is_one_rank_and_collectives_return_their_input(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert (comm.get_local_rank(), comm.get_local_size()) == (0, 1)
-
-
-def test_collectives_in_one_process_return_their_input():
-    data = {"a": object()}
-    assert comm.all_gather(data) == [data]
-    assert comm.gather(data) == [data]
-    losses = {"a": torch.tensor(1.0)}
-    reduced = comm.reduce_dict(losses)
-    assert reduced == losses
-    assert reduced is not losses
-
-
-def test_barriers_and_broadcasts_in_one_process_return_at_once():
-    comm.barrier("anywhere", timeout=0)
-    with comm.main_process_first(), comm.main_process_first(local=False):
-        pass
-    data = object()
+    assert (comm.get_rank(), comm.get_world_size(), comm.get_local_rank(), comm.get_local_size()) == (0, 1, 0, 1)
+    assert comm.is_main_process()
+    data, losses = {"a": object()}, {"a": torch.tensor(1.0)}
+    assert comm.all_gather(data) == comm.gather(data) == [data]
+    assert comm.reduce_dict(losses) == losses
     assert comm.broadcast_object(data) is data
     assert comm.all_reduce_sum(3) == 3
-    assert comm.get_store() is None
-    comm.create_local_process_group(1)
-    assert comm.get_local_process_group() is None
+    comm.synchronize()
+    comm.barrier("anywhere", timeout=0)
+    with comm.main_process_first(), comm.main_process_first(local=False):
+        comm.create_local_process_group(1)
+    assert comm.get_store() is comm.get_local_process_group() is None
 
 
 def test_the_shared_seed_is_drawn_from_numpys_generator():

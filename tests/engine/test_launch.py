@@ -2,101 +2,164 @@ import os
 import socket
 import subprocess
 import sys
-from datetime import timedelta
+from pickle import PicklingError
 
 import pytest
 import torch.distributed as dist
 from ranks import PROGRAMS
+from torch.utils.data import DataLoader
 
 from hookline.config import ConfigError
-from hookline.engine import launch
-from hookline.engine.launch import DEFAULT_TIMEOUT
+from hookline.config.errors import MismatchError
+from hookline.engine import config_errors_exit, launch
+from hookline.engine.launch import check_alone, check_restarts, launched_by_torchrun
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+SRUN = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"}
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 
 
-@pytest.fixture(autouse=True)
-def not_launched(monkeypatch):
-    for name in TORCHRUN:
+@pytest.fixture
+def variables(monkeypatch):
+    """Sets variables of the environment, without those of launchers that were there."""
+    for name in (*TORCHRUN, *SRUN, *MPIRUN):
         monkeypatch.delenv(name, raising=False)
 
+    def set_all(values):
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
 
-def test_one_process_runs_the_function_and_returns_its_result():
-    assert launch(lambda a, b: a + b, 1, args=(2, 3)) == 5
-    assert launch(lambda: "done", 1, num_machines=1, machine_rank=0, dist_url="auto") == "done"
+    return set_all
 
 
-def test_an_error_of_the_function_is_raised():
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {**SRUN, "SLURM_STEP_NUM_TASKS": "1"},  # started once, in a job for more
+        {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"},  # by a batch script
+        {"SLURM_NTASKS": "4"},  # in the shell of salloc
+        {**SRUN, **TORCHRUN, "WORLD_SIZE": "1"},  # by torchrun
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {"WORLD_SIZE": "2"},  # some clusters set it
+    ],
+)
+def test_one_process_runs_the_function_and_returns_its_result(values, variables):
+    variables(values)
+    assert launch(lambda a, b: a + b, 1, num_machines=1, machine_rank=0, dist_url="auto", args=(2, 3)) == 5
     with pytest.raises(ZeroDivisionError):
         launch(lambda: 1 / 0, 1)
 
 
-def test_a_process_group_that_is_there_is_used(tmp_path, monkeypatch):
-    for name, value in TORCHRUN.items():
-        monkeypatch.setenv(name, value)
+def test_a_process_group_that_is_there_is_used(tmp_path, variables):
+    variables(TORCHRUN)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         assert launch(lambda: dist.get_world_size(), 1, device="cpu") == 1
-        with pytest.raises(ConfigError, match=r"--num-gpus 2 --num-machines 1: .* a process group of 1 already"):
+        with pytest.raises(ConfigError, match="--num-gpus 2 --num-machines 1"):
             launch(pytest.fail, 2, device="cpu")
     finally:
         dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "name"),
     [
         ({"num_gpus_per_machine": 0}, "--num-gpus 0"),
-        ({"num_gpus_per_machine": 1, "num_machines": 2, "machine_rank": 2}, "--machine-rank 2: must be from 0 to 1"),
-        ({"num_gpus_per_machine": 1, "num_machines": 2}, "--dist-url: several machines need.*tcp://"),
-        ({"num_gpus_per_machine": 2, "dist_url": "file:///tmp/x"}, r"--dist-url file:///tmp/x: write it as tcp://"),
-        ({"num_gpus_per_machine": 2, "dist_url": "tcp://localhost"}, r"--dist-url tcp://localhost: write it as tcp://"),
-        ({"num_gpus_per_machine": 2, "dist_url": "tcp://host:many"}, "--dist-url tcp://host:many: write it as"),
-        ({"num_gpus_per_machine": 2, "device": "mps"}, "MODEL.DEVICE: mps works in one process only"),
-        ({"num_gpus_per_machine": 2, "device": "cuda:1"}, "MODEL.DEVICE: each process has its own GPU"),
+        ({"num_gpus_per_machine": 1, "num_machines": 2, "machine_rank": 2}, "--machine-rank 2"),
+        ({"num_gpus_per_machine": 1, "num_machines": 2}, "--dist-url None"),
+        ({"num_gpus_per_machine": 2, "dist_url": "file:///tmp/x"}, "--dist-url file:///tmp/x"),
+        ({"num_gpus_per_machine": 2, "dist_url": "tcp://host:many"}, "--dist-url tcp://host:many"),
+        ({"num_gpus_per_machine": 2, "device": "mps"}, "MODEL.DEVICE: mps"),
+        ({"num_gpus_per_machine": 2, "device": "cuda:1"}, "MODEL.DEVICE: cuda:1"),
     ],
 )
-def test_invalid_arguments_are_refused(arguments, message):
-    with pytest.raises(ConfigError, match=message):
+def test_invalid_arguments_are_refused(arguments, name, variables):
+    with pytest.raises(ConfigError, match=name):
         launch(pytest.fail, **arguments)
 
 
-def test_an_address_in_use_is_refused():
+def test_an_address_in_use_and_a_function_without_a_name_are_refused(variables):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"--dist-url tcp://127.0.0.1:{port} cannot be opened here"):
-            launch(pytest.fail, 2, dist_url=f"tcp://127.0.0.1:{port}", device="cpu")
-
-
-def test_a_function_that_cannot_be_pickled_is_refused():
-    with pytest.raises(TypeError, match=r"main_func must be a function at the top of a module"):
+        url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"--dist-url {url}"):
+            launch(pytest.fail, 2, dist_url=url, device="cpu")
+    with pytest.raises((AttributeError, PicklingError), match="lambda"):
         launch(lambda: None, 2, device="cpu")
 
 
-def run_python(*arguments):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
-
-
 @pytest.mark.slow
-def test_a_function_of_python_c_runs_in_several_processes():
-    code = """
-from hookline.engine import comm, launch
-def main(word):
-    return comm.all_gather((comm.get_rank(), word))
-print(launch(main, 2, args=("hello",), device="cpu"))
-"""
-    ended = run_python("-c", code)
-    assert ended.stdout == "[(0, 'hello'), (1, 'hello')]\n", ended.stderr
+def test_ranks_import_what_they_run_and_have_the_start_method_of_their_launcher():
+    def run(*arguments):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
 
-
-@pytest.mark.slow
-def test_ranks_have_the_start_method_of_their_launcher():
-    done = run_python(PROGRAMS / "start_method.py")
+    code = "from hookline.engine import launch\ndef main(): pass\nlaunch(main, 2, device='cpu')"
+    assert "ConfigError: launch()" in run("-c", code).stderr
+    done = run(PROGRAMS / "start_method.py")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_default_timeout_is_detectron2s():
-    assert timedelta(minutes=30) == DEFAULT_TIMEOUT
+# ---------------------------------------------------------------------------- other launchers
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (SRUN, "SLURM_STEP_NUM_TASKS.*one of 4 processes"),
+        (MPIRUN, "OMPI_COMM_WORLD_SIZE.*one of 4 processes"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "4"}, "PMI_SIZE.*one of 4 processes"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "one of 2 processes.*without LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
+        ({**SRUN, "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, "without LOCAL_RANK"),
+    ],
+)
+def test_a_process_of_another_launcher_does_not_train_alone(values, message, variables):
+    variables(values)
+    for processes in (1, 2):
+        with pytest.raises(ConfigError, match=message):
+            launch(pytest.fail, processes, device="cpu")
+
+
+def test_a_process_of_torchrun_joins_the_others(variables):
+    variables({"WORLD_SIZE": "2"})
+    assert not launched_by_torchrun()
+    variables({**TORCHRUN, "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "0"})
+    assert launched_by_torchrun()
+    with pytest.raises(ConfigError, match="one of 2 processes"):
+        check_alone()
+    with pytest.raises(ConfigError, match="--num-gpus 3"):
+        launch(pytest.fail, 3, device="cpu")
+    check_restarts()
+
+
+@pytest.mark.parametrize("values", [{"TORCHELASTIC_MAX_RESTARTS": "1"}, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}])
+def test_a_run_that_torchrun_may_restart_must_resume(values, variables):
+    variables({**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "0", **values})
+    with pytest.raises(ConfigError, match="--resume"):
+        check_restarts()
+
+
+def test_ranks_that_are_restarted_need_a_store_of_their_own(variables):
+    variables({**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    with pytest.raises(ConfigError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        launch(pytest.fail, 1, device="cpu")
+
+
+# ---------------------------------------------------------------------------- the end of a program
+
+
+def fail(samples):
+    raise MismatchError("the samples do not make a batch")
+
+
+def test_errors_of_config_and_data_exit_with_2_and_print_only_their_message(capsys):
+    with pytest.raises(SystemExit) as end, config_errors_exit():
+        raise ConfigError("SOLVER.BASE_LR: is wrong")
+    assert (end.value.code, capsys.readouterr().err) == (2, "error: SOLVER.BASE_LR: is wrong\n")
+    loader = DataLoader([0], num_workers=1, collate_fn=fail)
+    with pytest.raises(SystemExit), config_errors_exit():
+        next(iter(loader))
+    assert capsys.readouterr().err == "error: the samples do not make a batch\n"
+    with pytest.raises(ZeroDivisionError), config_errors_exit():
+        raise ZeroDivisionError

@@ -1,8 +1,8 @@
 """Runs scripts in processes forked from one that has imported their modules.
 
 A new interpreter takes seconds to import ``hookline.engine``; a fork takes milliseconds. The script is ``__main__`` of
-its own process, with one difference: its ``__main__`` has no ``__file__``, as in a notebook, so ``launch()`` forks the
-ranks instead of starting new interpreters. Tests of how processes start do not use this.
+its own process, and ``launch()`` forks the ranks instead of starting new interpreters. Tests of how processes start do
+not use this.
 
 The processes are not forked from that of the tests, which has threads that a fork would lose.
 """
@@ -10,6 +10,7 @@ The processes are not forked from that of the tests, which has threads that a fo
 import atexit
 import contextlib
 import json
+import multiprocessing
 import os
 import select
 import signal
@@ -221,6 +222,34 @@ def prepare(command: list[str], folder: str, environment: dict[str, str], out: i
     sys.path[:0] = [os.path.dirname(os.path.abspath(command[0])), *paths]
     np.random.seed()  # Python seeds its own generator in each fork
     sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.modules["__main__"].__file__ = command[0]
+    fork_ranks()
+
+
+def fork_ranks() -> None:
+    """Make ``launch()`` fork its ranks."""
+    import torch
+
+    from hookline.engine.ranks import local_ranks
+
+    start, child = local_ranks._start, local_ranks._child
+    # A fork while the store's thread accepts a connection would copy a lock that is held. So no rank connects before
+    # all ranks are forked.
+    forked = multiprocessing.get_context("fork").Event()
+
+    def start_all(*args: Any) -> None:
+        start(*args)
+        forked.set()
+
+    def forked_child(*args: Any) -> None:
+        torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
+        forked.wait()
+        for number in local_ranks._SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:  # a fork has the launcher's handlers
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        child(*args)
+
+    local_ranks._METHOD, local_ranks._start, local_ranks._child = "fork", start_all, forked_child
 
 
 def run(file: str, text: str) -> None:

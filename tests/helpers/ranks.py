@@ -4,11 +4,13 @@ import contextlib
 import json
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from forker import forker
 
 ROOT = Path(__file__).parents[2]
@@ -82,6 +84,26 @@ def run_ranks(program, ranks, folder, *arguments, timeout=200, rank_timeout=60):
     return exit_code, output, [json.loads(file.read_text()) if file.exists() else None for file in files]
 
 
+def checks(module, ranks):
+    """Return a fixture and a test for the functions ``check_*(folder)`` of a program.
+
+    The ranks start once and run the functions in their order. After one that fails the others are not run.
+    """
+    names = re.findall(r"^def check_(\w+)", (PROGRAMS / f"{module}.py").read_text(), re.MULTILINE)
+
+    @pytest.fixture(scope="module")
+    def checked(tmp_path_factory):
+        folder = tmp_path_factory.mktemp(module)
+        return folder, run_ranks("checks:main", ranks, folder, module)[1]
+
+    @pytest.mark.parametrize("name", names)
+    def test(checked, name):
+        folder, output = checked
+        assert len(list(folder.glob(f"check_{name}.*"))) == ranks, output
+
+    return checked, test
+
+
 def free_port():
     """A free port that the system gives to no other process in the meantime: it gives those from 32768 on."""
     while True:
@@ -103,7 +125,8 @@ def torchrun(ranks, *arguments, options=()):
 
 def forked_torchrun(ranks, *arguments, restarts, folder):
     """Start a torchrun agent in ``folder`` that forks its ranks."""
-    return fork([sys.executable, PROGRAMS / "elastic.py", ranks, restarts, TOOL, *arguments], folder)
+    store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if restarts else {}
+    return fork([sys.executable, PROGRAMS / "elastic.py", ranks, restarts, TOOL, *arguments], folder, **store)
 
 
 def rows(folder, leave_out=("time", "data_time", "eta_seconds", "slowest_rank")):

@@ -3,7 +3,7 @@
 import json
 
 
-def make_run(folder, rows=None, config=None, epochs=None, iterations=40):
+def make_run(folder, rows=None, config=None):
     """Write the folder of a run of four rows of metrics, with an evaluation after the first 20 and all iterations."""
     if rows is None:
         rows = [
@@ -16,8 +16,4 @@ def make_run(folder, rows=None, config=None, epochs=None, iterations=40):
     (folder / "metrics.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if config is not None:
         (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
-    if epochs is not None:
-        (folder / "log.txt").write_text(
-            f"... INFO: Training for {iterations} iterations ({epochs:.4g} epochs), 8 samples"
-        )
     return str(folder)

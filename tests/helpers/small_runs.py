@@ -48,13 +48,13 @@ class Counter:
         self.value = state["value"]
 
 
-def checkpointed_trainer(folder, checkpointer_type=Checkpointer):
+def checkpointed_trainer(folder):
     """Return a trainer with four batches per epoch, and its checkpointer."""
     torch.manual_seed(0)
     model = Net()
     trainer = SimpleTrainer(model, [torch.ones(1, 2)] * 4, torch.optim.SGD(model.parameters(), lr=0.1))
     folder.mkdir(exist_ok=True)
-    return trainer, checkpointer_type(model, str(folder), trainer=trainer)
+    return trainer, Checkpointer(model, str(folder), trainer=trainer)
 
 
 def files(checkpointer):

@@ -24,20 +24,6 @@ def test_help_names_each_benchmark():
     assert set(re.findall(r"^  (\w+) ", out.split("\nnames:\n")[1], re.MULTILINE)) == names
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["stepp"], "invalid choice: 'stepp'"),
-        (["start", "--against", "nowhere"], "--against nowhere: not a checkout of hookline"),
-        (["start", "digits"], "start has no digits, but processes"),
-    ],
-)
-def test_wrong_input_exits_with_2(arguments, says):
-    code, _, err = run(*arguments)
-    assert code == 2
-    assert says in err
-
-
 @pytest.mark.slow
 def test_steps_are_compared_with_the_loop_by_hand_and_with_another_checkout():
     code, out, err = run("step", "tiny", "digits", "--steps", "3", "--rounds", "1", "--against", ROOT)

@@ -1,13 +1,11 @@
 """The command line of tools/lazyconfig_train_net.py."""
 
 import json
-import logging
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from run_tools import run_tool
 from snippets import run_python
 
 pytest.importorskip("omegaconf")
@@ -18,31 +16,13 @@ CONFIG = ROOT / "configs" / "synthetic" / "mlp_lazy.py"
 SHORT = ("train.max_iter=20", "train.log_period=5", "train.eval_period=10", "train.checkpointer.period=10")
 
 
-@pytest.fixture(autouse=True)
-def logging_is_put_back():
-    loggers = [logging.getLogger(name) for name in ("hookline", "fvcore", "detectron2")]
-    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
-    yield
-    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
-        logger.handlers, logger.propagate = handlers, propagate
-        logger.setLevel(level)
-
-
 @pytest.fixture
 def tool(tmp_path, monkeypatch, capfd):
     """Run the tool in this process; returns its exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
 
     def run(*arguments, config=CONFIG):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", [str(TOOL), "--config-file", str(config), *map(str, arguments)])
-        capfd.readouterr()
-        code = 0
-        try:
-            runpy.run_path(str(TOOL), run_name="__main__")
-        except SystemExit as end:
-            code = end.code
-        logging.getLogger("hookline").handlers.clear()
-        return code, *capfd.readouterr()
+        return run_tool("lazyconfig_train_net.py", ("--config-file", config, *arguments), capfd)
 
     return run
 
@@ -91,38 +71,6 @@ def test_the_saved_config_repeats_the_run(tool, tmp_path):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-BAD = "from hookline.config import LazyCall as L\nmodel = L(dict)(x=1)\n"
-
-
-@pytest.mark.parametrize(
-    ("config", "arguments", "message"),
-    [
-        (None, ["train.max_itr=3"], "error: train.max_itr: there is no such key; did you mean 'train.max_iter'?"),
-        (None, ["--eval-only"], "error: --eval-only: needs dataloader.test, dataloader.evaluator, and train.init_ch"),
-        ("model = nothing\n", [], "bad.py:1: NameError: name 'nothing' is not defined"),
-        ("model = (\n", [], "bad.py:1: '(' was never closed"),
-        ("from .other import x\n", [], "bad.py:1: ImportError: "),
-        (BAD, [], "bad.py: there is no optimizer"),
-        (BAD + "optimizer = lr_multiplier = model\ndataloader = {'train': model}\ntrain = {'max_iter': 3}\n", [],
-         "bad.py: there is no train.output_dir"),
-    ],
-)  # fmt: skip
-def test_bad_input_ends_with_its_message(tool, tmp_path, config, arguments, message):
-    if config is not None:
-        (tmp_path / "bad.py").write_text(config)
-    code, out, err = tool(*arguments, config=CONFIG if config is None else tmp_path / "bad.py")
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ")
-    assert message in err
-    assert "Traceback" not in err
-
-
-def test_a_wrong_argument_is_named(tool):
-    code, _, err = tool("+model.widht=3", "train.output_dir=run")
-    assert code == 2
-    assert "takes no argument 'widht'" in err
-
-
 @pytest.mark.slow
 def test_several_ranks_train(tmp_path):
     done = run_python(
@@ -131,10 +79,3 @@ def test_several_ranks_train(tmp_path):
     assert done.returncode == 0, done.stderr
     assert [row["iteration"] for row in rows(tmp_path / "run")] == [4, 9, 14, 19, 20]
     assert len(list((tmp_path / "run").glob("events.*"))) == 1
-
-
-@pytest.mark.parametrize("option", ["--predict", "--dry-run"])
-def test_options_that_it_does_not_have_are_refused(tool, tmp_path, option):
-    code, _, err = tool(option)
-    assert (code, err) == (2, f"error: {option}: is for YAML configs and tools/train_net.py\n")
-    assert not list(tmp_path.iterdir())

@@ -19,6 +19,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
+
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[1]
 
@@ -29,19 +31,11 @@ Times = dict[str, list[list[float]]]
 """Seconds per step: of each row, of each worker, in each round."""
 
 
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-_clock = time.perf_counter
-
-
-def use_clock(clock: Callable[[], float]) -> None:
-    """Make :func:`now` read another clock."""
-    global _clock
-    _clock = clock
-
-
 def now() -> float:
-    """Seconds on the clock in use."""
-    return _clock()
+    """Return the time in seconds, after the work that was given to a GPU."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def repeated(act: Callable[[], object]) -> Run:
@@ -62,11 +56,11 @@ class Worker:
     Args:
         checkout: the folder of the checkout. The code of the benchmarks is always that of this one.
         benchmark, group: the module, and one of its ``GROUPS``.
-        options: the clock's name, and the core to run on ("" for any).
+        core: the core to run on ("" for any).
         ranks: number of processes.
     """
 
-    def __init__(self, checkout: Path, benchmark: str, group: str, options: tuple[str, str], ranks: int = 1) -> None:
+    def __init__(self, checkout: Path, benchmark: str, group: str, core: str, ranks: int = 1) -> None:
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         top = Path(self._folder.name)
         for name in ("run", "hookline"):
@@ -81,7 +75,7 @@ class Worker:
             common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
             common |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
             environments = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-        command = [sys.executable, "-c", "import measure; measure.serve()", benchmark, group, *options]
+        command = [sys.executable, "-c", "import measure; measure.serve()", benchmark, group, core]
         self._errors = top / "errors"
         with self._errors.open("w") as errors:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors, "text": True}
@@ -121,8 +115,7 @@ def serve() -> None:
     """Answer a :class:`Worker`, in its process. What runs print is discarded."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    benchmark, group, clock, core = sys.argv[1:]
-    use_clock(CLOCKS[clock])
+    benchmark, group, core = sys.argv[1:]
     if core:
         os.sched_setaffinity(0, {int(core)})
 

@@ -13,17 +13,13 @@ from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 
-from measure import CHECKOUT, CLOCKS, Worker, in_turns, table
+from measure import CHECKOUT, Worker, in_turns, table
 
 BENCHMARKS = {
-    "step": "a training step: a tiny model, the digits, a compiled step",
-    "loader": "a batch: arrays and samples, without and with workers",
-    "start": "whole processes: imports, --dry-run, a run of the digits, the first step of a resumed run",
-    "evaluation": "a pass over a test set, and predictions to a file",
+    "step": "a training step: a tiny model, the digits, a compiled step, a GPU if there is one",
     "checkpoint": "saving and loading",
     "ranks": "a step on two ranks: DDP and FSDP2",
-    "gpu": "a step and a save on a GPU",
-    "peers": "a step of other trainers, those that are installed",
+    "peers": "a step of Lightning and transformers, if they are installed",
 }
 
 
@@ -39,7 +35,6 @@ def main() -> int:
     add("--steps", type=int, metavar="N", help="steps per round (default: depends on the group)")
     add("--rounds", type=int, default=5, metavar="N", help="rounds; the median is shown (default: %(default)s)")
     add("--core", default="", metavar="N", help="run on this core only (Linux)")
-    add("--clock", choices=CLOCKS, default="wall", help="cpu: for a machine shared with others")
     args = parser.parse_args()
     if args.against and not (args.against / "src/hookline").is_dir():
         parser.error(f"--against {args.against}: not a checkout of hookline, which has a folder src/hookline")
@@ -47,14 +42,14 @@ def main() -> int:
     if unknown := set(args.groups) - set(benchmark.GROUPS):
         parser.error(f"{args.name} has no {', '.join(sorted(unknown))}, but {', '.join(benchmark.GROUPS)}")
     checkouts = [CHECKOUT, *([args.against.resolve()] if args.against else [])]
-    options, ranks = (args.clock, args.core), getattr(benchmark, "RANKS", 1)
+    ranks = getattr(benchmark, "RANKS", 1)
     failed = False
     for group in args.groups or benchmark.GROUPS:
         steps = args.steps or benchmark.GROUPS[group][0]
         print(f"{args.name}, {group}: {args.rounds} rounds, steps in each: {steps}", flush=True)
         try:
             with ExitStack() as stack:
-                workers = [Worker(path, args.name, group, options, ranks) for path in checkouts]
+                workers = [Worker(path, args.name, group, args.core, ranks) for path in checkouts]
                 for worker in workers:
                     stack.callback(worker.close)
                 print("\n".join(table(in_turns(workers, steps, args.rounds))), flush=True)

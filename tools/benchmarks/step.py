@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import torch
 from measure import Groups, Run
 from tasks import by_hand, default, digits_config, lean, plain_parts, tiny_config
 
@@ -16,8 +17,25 @@ def _compiled(folder: str) -> dict[str, Run]:
     return {"by hand": by_hand(plain_parts(cfg)), "lean, COMPILE_STEP": lean(cfg, compile_step=True)}
 
 
+def _gpu(folder: str) -> dict[str, Run]:
+    """A ConvNet in bfloat16, default runs without checkpoints."""
+    cfg = digits_config(folder)
+    data = {"NAME": "synthetic", "ARGS": {"size": 4096, "shape": [3, 32, 32], "num_classes": 10}}
+    cfg.merge_from_list(["MODEL.ARGS", {"width": 128, "in_channels": 3}, "DATASETS.TRAIN", (data,)])
+    cfg.merge_from_list(["MODEL.DEVICE", "cuda", "SOLVER.AMP.ENABLED", True, "SOLVER.CHECKPOINT_PERIOD", 0])
+    cfg.DATALOADER.BATCH_SIZE = 256
+    runs = {"by hand": by_hand(plain_parts(cfg), "cuda"), "default": default(cfg)}
+    for key in ("MODEL.COMPILE.ENABLED", "SOLVER.COMPILE_STEP", "SOLVER.CUDA_GRAPH"):
+        faster = cfg.clone()
+        faster.merge_from_list([key, True])
+        runs[key] = default(faster)
+    return runs
+
+
 GROUPS: Groups = {  # as many steps as between two checkpoints, so that each round saves one
     "tiny": (5000, partial(_runs, tiny=True)),
     "digits": (115, partial(_runs, tiny=False)),
     "compiled": (5000, _compiled),
 }
+if torch.cuda.is_available():
+    GROUPS["gpu"] = (100, _gpu)

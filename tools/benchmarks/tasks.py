@@ -1,6 +1,7 @@
 """The training tasks, by hand and with hookline: a step with almost no work, and a small real one."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from hookline.config import CfgNode, get_cfg
 from hookline.engine import DefaultTrainer, SimpleTrainer, comm, setup_logger
 from hookline.engine.data import build_train_loader
 from hookline.engine.modeling import ModelAdapter, build_model
-from hookline.hooks import HookBase
+from hookline.hooks import CallbackHook
 
 WARM_UP = 20  # steps at the start of a run that are not measured
 
@@ -65,14 +66,15 @@ def forever(loader: Any) -> Iterator[Any]:
         yield from loader
 
 
-def by_hand(parts: Parts) -> Run:
+def by_hand(parts: Parts, device: str = "cpu") -> Run:
     """The usual hand-written loop: a shuffling DataLoader, forward, loss, zero_grad, backward, step."""
     model, loader, optimizer = parts
     batches, loss_function = forever(loader), nn.CrossEntropyLoss()
 
     def step() -> None:
-        x, y = next(batches)
-        loss = loss_function(model(x), y)
+        x, y = (tensor.to(device) for tensor in next(batches)) if device != "cpu" else next(batches)
+        with torch.autocast(device, torch.bfloat16) if device != "cpu" else nullcontext():
+            loss = loss_function(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -93,29 +95,32 @@ def default(cfg: CfgNode) -> Run:
     return timed(DefaultTrainer(cfg))
 
 
+class Span:
+    """Measures the time from the end of step ``WARM_UP`` to the end of the step ``steps`` later."""
+
+    def __init__(self, steps: int) -> None:
+        self._done, self._last = 0, WARM_UP + steps
+        self.total = self._last + 1  # one more, so that the work after the last measured step counts
+        self.seconds = 0.0
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """To be called at the end of each step."""
+        self._done += 1
+        if self._done == WARM_UP + 1:
+            self._start = now()
+        elif self._done == self._last + 1:
+            self.seconds = now() - self._start
+
+
 def timed(trainer: SimpleTrainer) -> Run:
     """Time the steps of a trainer, without the start and end of its training."""
 
     def run(steps: int) -> float:
-        clock = _StepClock(steps)
+        span = Span(steps)
+        clock = CallbackHook(before_step=span.step)
         trainer.register_hooks([clock])
-        SimpleTrainer.train(trainer, 0, steps + WARM_UP + 1)
+        SimpleTrainer.train(trainer, 0, span.total + 1)
         trainer.remove_hook(clock)
-        return clock.seconds
+        return span.seconds
 
     return run
-
-
-class _StepClock(HookBase):
-    """Measures the time from the start of step ``WARM_UP`` to the start of the step ``steps`` later."""
-
-    def __init__(self, steps: int) -> None:
-        self._last = WARM_UP + steps
-        self.seconds = 0.0
-
-    def before_step(self) -> None:
-        iteration = self.trainer.iter
-        if iteration == WARM_UP:
-            self._start = now()
-        elif iteration == self._last:
-            self.seconds = now() - self._start

@@ -4,7 +4,6 @@ They import torch only when they run, since that takes seconds.
 """
 
 import argparse
-import json
 import shlex
 import shutil
 from collections.abc import Callable
@@ -85,15 +84,6 @@ def _arg(*names: str, **options: Any) -> _Add:
     return lambda parser: parser.add_argument(*names, **options)
 
 
-def _one_of(*arguments: _Add, required: bool = False) -> _Add:
-    def add(parser: Any) -> None:
-        group = parser.add_mutually_exclusive_group(required=required)
-        for one in arguments:
-            one(group)
-
-    return add
-
-
 _RUN = _arg("run", metavar="RUN", help="the folder of a run")
 _RUNS = "folders of runs, or folders that contain some"
 
@@ -101,7 +91,7 @@ _RUNS = "folders of runs, or folders that contain some"
 @_command(
     """hookline train --config-file digits/convnet.yaml SOLVER.BASE_LR 0.01
   torchrun --nproc-per-node 2 -m hookline train --config-file digits/mlp.yaml""",
-    *("config_file", "trainer", "resume", "dry_run", "fast_dev_run", *PROCESSES, "opts"),
+    *("config_file", "trainer", "resume", "dry_run", *PROCESSES, "opts"),
 )
 def train(args: argparse.Namespace) -> None:
     """Train the model that a config describes."""
@@ -130,7 +120,7 @@ def predict(args: argparse.Namespace) -> None:
     train(args)
 
 
-_FORMATS = ("safetensors", "pth", "torch-export")
+_FORMATS = ("safetensors", "pth", "torch-export", "onnx")
 
 
 @_command(
@@ -139,42 +129,36 @@ _FORMATS = ("safetensors", "pth", "torch-export")
     _arg("--checkpoint", required=True, metavar="PATH", help="a file, or a run's folder"),
     _arg("--output", required=True, metavar="FILE", help="file to write"),
     _arg("--weights", choices=("auto", "model", "averaged"), default="auto", metavar="W", help="auto, model, averaged"),
-    _arg("--format", choices=_FORMATS, default="", metavar="F", help=f"{', '.join(_FORMATS)} (from the extension)"),
-    _arg("--dtype", default="", metavar="DTYPE", help="float16, bfloat16, float32 or float64"),
-    _one_of(
-        _arg("--config-file", default="", metavar="FILE", help="for torch-export: the run's config"),
-        _arg("--trust-config", action="store_true", help="for torch-export: use the run's config.yaml"),
-    ),
-    _arg("opts", nargs="*", metavar="KEY VALUE", help="for torch-export: config keys and values"),
+    _arg("--format", choices=_FORMATS, default="", metavar="F", help=f"{', '.join(_FORMATS)} (or by extension)"),
+    _arg("--config-file", default="", metavar="FILE", help="for a program: a config of yours"),
+    _arg("--trust-config", action="store_true", help="for a program: use the run's config.yaml"),
+    _arg("opts", nargs="*", metavar="KEY VALUE", help="for a program: config keys and values"),
 )
 def export(args: argparse.Namespace) -> None:
     """Export a trained model: its weights, or a whole program.
 
-    A torch.export program is built from the model and data that a config names,
-    which runs their code: config.yaml beside the checkpoint needs --trust-config.
+    A program of torch.export or ONNX is built from the model and data that a
+    config names, which runs their code: config.yaml beside the checkpoint needs
+    --trust-config.
     """
-    from hookline.engine.program.export import describe, export
+    from hookline.engine.export.export import export
 
-    print(describe(export(args)))
+    print(export(args))
 
 
 @_command(
-    """hookline inspect output/digits_convnet
-  hookline inspect output/first output/second""",
+    "hookline inspect output/digits_convnet",
     _arg("checkpoint", metavar="PATH", help="a file, or a folder such as a run's"),
-    _arg("other", nargs="?", metavar="OTHER", help="a second checkpoint to compare with"),
-    _arg("--weights", choices=("model", "averaged"), default="model", help="which weights to compare"),
     _arg("--json", action="store_true", help="print JSON"),
 )
 def inspect(args: argparse.Namespace) -> int:
-    """Verify a checkpoint and show its content, or compare two.
+    """Verify a checkpoint, and show its content.
 
-    Exit codes: 0: undamaged, or equal weights; 1: damaged, or different weights;
-    2: bad input.
+    Exit codes: 0: undamaged; 1: damaged; 2: bad input.
     """
     from hookline.engine.export.inspection import report
 
-    whole, text = report(args.checkpoint, args.other, weights_from=args.weights, as_json=args.json)
+    whole, text = report(args.checkpoint, as_json=args.json)
     print(text)
     return 0 if whole else 1
 
@@ -183,41 +167,32 @@ def inspect(args: argparse.Namespace) -> int:
     'hookline plot output/digits_convnet --metrics loss "*/accuracy"',
     _arg("runs", nargs="*", metavar="RUN", help=_RUNS),
     _arg("--metrics", nargs="+", default=[], metavar="NAME", help="names or patterns (default: all)"),
-    _arg("--x", choices=("iteration", "epoch"), default="iteration", help="the x axis"),
-    _arg("--smoothing", type=float, default=0.0, metavar="W", help="weight of a running average, 0 to 1"),
     _arg("--log", action="store_true", help="logarithmic scale of the values"),
     _arg("--out", default="", metavar="FILE", help="an image, such as FILE.png (default: RUN/curves.png)"),
-    _arg("--schedule", default="", metavar="CONFIG", help="the learning rate of a config; RUN is then KEY VALUE ..."),
     torch=False,
 )
 def plot(args: argparse.Namespace) -> None:
-    """Plot the metrics of runs, or a learning rate schedule."""
+    """Plot the metrics of runs."""
     from hookline.runs import read_runs, write_curves
 
-    out = args.out
-    if args.schedule:
-        from hookline.engine.program.schedule import schedule_of
-
-        runs, out = [schedule_of(args.schedule, args.runs)], out or "schedule.png"
-    else:
-        runs = read_runs(args.runs)
-    print(f"Wrote {write_curves(runs, out, args.metrics, axis=args.x, smoothing=args.smoothing, log=args.log)}")
+    print(f"Wrote {write_curves(read_runs(args.runs), args.out, args.metrics, log=args.log)}")
 
 
 @_command(
     "hookline compare output/sweep --sort digits_test/accuracy",
     _arg("runs", nargs="+", metavar="RUN", help=_RUNS),
     _arg("--metrics", nargs="+", default=[], metavar="NAME", help="names or patterns (default: evaluations, loss)"),
-    _arg("--sort", default="", metavar="NAME", help="a metric, the best run first, or a key of the config"),
-    _arg("--format", choices=("text", "csv", "markdown"), default="text", help="(default: text)"),
+    _arg("--sort", default="", metavar="NAME", help="a metric: the best run comes first"),
+    _arg("--group", nargs="+", default=[], metavar="KEY", help="mean and deviation of runs that differ only in these"),
+    _arg("--format", choices=("text", "csv"), default="text", help="(default: text)"),
     torch=False,
 )
 def compare(args: argparse.Namespace) -> None:
     """Compare runs: config differences, final and best metrics."""
     from hookline.runs import compare_runs, read_runs
 
-    table = compare_runs(read_runs(args.runs), args.metrics, args.sort)
-    print({"text": table.text, "csv": table.csv, "markdown": table.markdown}[args.format](), end="")
+    table = compare_runs(read_runs(args.runs), args.metrics, args.sort, args.group)
+    print(table.csv() if args.format == "csv" else table.text(), end="")
 
 
 @_command(
@@ -225,43 +200,32 @@ def compare(args: argparse.Namespace) -> None:
     _RUN,
     _arg("--iter", type=int, required=True, metavar="N", help="the step, as in metrics.json"),
     _arg("--trainer", default="", metavar="NAME", help="the run's trainer, as my_trainer:Trainer"),
-    _arg("--ranks", type=int, default=0, metavar="R", help="number of processes (as the run had)"),
     _arg("--set", nargs="+", default=[], metavar="X", help="what if: KEY VALUE pairs of the config"),
-    _arg("--hook", action="append", default=[], metavar="NAME", help="a hook that takes part, as module:Class"),
-    _arg("--pdb", action="store_true", help="start Python's debugger before the step"),
-    _arg("--profile", action="store_true", help="write a Chrome trace of the step"),
-    _arg("--save", action="store_true", help="write weights, optimizer and batch before the update"),
 )
 def replay(args: argparse.Namespace) -> None:
     """Run a step of a run again, and report what happens in it.
 
-    Starts from the newest checkpoint before the step, and writes RUN/replay_N/.
+    Starts from the newest checkpoint before it. Writes RUN/replay_N/report.json.
     """
     from hookline.engine.options import named_trainer
     from hookline.engine.replay.repeat import replay_in_ranks
 
-    options = {"overrides": args.set, "debug": args.pdb, "profile": args.profile, "save": args.save}
-    replay_in_ranks(args.run, args.iter, named_trainer(args.trainer), args.ranks, args.hook, **options)
+    replay_in_ranks(args.run, args.iter, named_trainer(args.trainer), overrides=args.set)
 
 
 @_command(
     "hookline samples output/digits_convnet --iter 410",
     _RUN,
-    _one_of(
-        _arg("--iter", type=int, metavar="N", help="print the indices of the samples in this step's batch"),
-        _arg("--sample", type=int, metavar="I", help="print all steps that read this sample"),
-        required=True,
-    ),
+    _arg("--iter", type=int, required=True, metavar="N", help="the step, as in metrics.json"),
 )
 def samples(args: argparse.Namespace) -> None:
-    """Say which samples a step reads, or which steps read one.
+    """Print the indices of the samples in the batch of a step.
 
     From the sampler alone: nothing is trained, and the step may be in the future.
     """
-    from hookline.engine.replay.samples import each_iteration_of, samples_at
+    from hookline.engine.replay.samples import samples_at
 
-    for number in each_iteration_of(args.run, args.sample) if args.iter is None else samples_at(args.run, args.iter):
-        print(number, flush=True)
+    print(*samples_at(args.run, args.iter), sep="\n")
 
 
 @_command(
@@ -285,75 +249,46 @@ def diverge(args: argparse.Namespace) -> int:
     return 0 if equal else 1
 
 
-def _config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of each of the five tools."""
-    tools = parser.add_subparsers(dest="tool", required=True, metavar="explain|diff|check|list|schema")
-    explain = tools.add_parser("explain", help="what a key, a section or a component means")
-    explain.add_argument(
-        "key", nargs="?", default="", metavar="KEY", help="such as SOLVER.BASE_LR, SOLVER, EMA; default: all"
-    )
-    diff = tools.add_parser("diff", help="the keys in which two configs differ, old → new")
-    diff.add_argument("old", metavar="OLD", help="a config file, or the folder of a run")
-    diff.add_argument("new", metavar="NEW", help="the other one")
-    check = tools.add_parser("check", help="whether a run would accept a config; touches nothing")
-    check.add_argument("config_file", metavar="FILE", help="a config file")
-    check.add_argument("--full", action="store_true", help="also build data and model, as train --dry-run")
-    add_options(check, "trainer")
-    check.add_argument("opts", nargs="*", metavar="KEY VALUE", help="overrides, as of train")
-    registries = tools.add_parser("list", help="registries, or the components of one")
-    registries.add_argument("registry", nargs="?", metavar="REGISTRY", help="such as model or hook; default: all")
-    schema = tools.add_parser("schema", help="the JSON schema of config files, for editors")
-    schema.add_argument(
-        "--import",
-        dest="modules",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="add the components that this module registers (may be repeated)",
-    )
-
-
-@_command("hookline config explain SOLVER.BASE_LR", _config_arguments, torch=False)
+@_command(
+    "hookline config explain SOLVER.BASE_LR",
+    _arg("tool", choices=("explain", "list", "diff", "check"), metavar="TOOL", help="one of these four"),
+    _arg("words", nargs="*", metavar="WORD", help="what the tool takes"),
+    torch=False,
+)
 def config(args: argparse.Namespace) -> None:
-    """Explain, compare and check configs."""
-    width = min(shutil.get_terminal_size().columns, 120)
+    """Explain, compare and check configs.
+
+    explain [KEY]                what a key, section or component means; all keys
+    list [REGISTRY]              the components of a registry; all registries
+    diff OLD NEW                 differences of two config files or runs
+    check FILE [KEY VALUE ...]   whether a run would accept it; touches nothing
+    """
+    from hookline.config import ConfigError
+
+    least = {"diff": 2, "check": 1}.get(args.tool, 0)
+    if len(args.words) < least or (len(args.words) > max(least, 1) and args.tool != "check"):
+        raise ConfigError(f"hookline config {args.tool}: wrong number of words; see hookline config --help")
+    word = args.words[0] if args.words else ""
     if args.tool == "diff":
-        from hookline.config.compare import differences, resolved
+        from hookline.config.defaults import differences, resolved
 
-        print(differences(resolved(args.old), resolved(args.new)) or "The configs are equal.")
+        print(differences(*map(resolved, args.words)) or "The configs are equal.")
     elif args.tool == "check":
-        _check_config(args)
+        from hookline.engine import check_config
+        from hookline.engine.options import check_options, merge_options
+
+        args.config_file, *args.opts = args.words
+        cfg = merge_options(args)
+        check_options(args, cfg)
+        check_config(cfg)
+        print(f"{word}: valid")
     else:
-        _describe_config(args, width)
+        from hookline.engine.setup.explain import explain, list_components, list_registries
 
-
-def _describe_config(args: argparse.Namespace, width: int) -> None:
-    from hookline.config import locate
-    from hookline.engine.setup.schema import explain, list_components, list_registries, schema_of_configs
-
-    if args.tool == "explain":
-        print(explain(args.key, width))
-    elif args.tool == "list":
-        print(list_components(args.registry, width) if args.registry else list_registries(width))
-    else:
-        for module in args.modules:
-            locate(f"{module}:__name__")
-        print(json.dumps(schema_of_configs(), indent=1, ensure_ascii=False))
-
-
-def _check_config(args: argparse.Namespace) -> None:
-    from hookline.engine import check_config
-    from hookline.engine.options import check_options, merge_options
-    from hookline.engine.program.run import run_trainer
-
-    if args.full or args.trainer:
-        args.dry_run = True
-        run_trainer(args)
-        return
-    cfg = merge_options(args)
-    check_options(args, cfg)
-    check_config(cfg)
-    print(f"{args.config_file}: valid")
+        if args.tool == "explain":
+            print(explain(word))
+        else:
+            print(list_components(word) if word else list_registries())
 
 
 @_command(
@@ -371,18 +306,17 @@ def check_data(args: argparse.Namespace) -> int:
 
 
 @_command(
-    "hookline find-lr --config-file digits/convnet.yaml --plot lr.png",
+    "hookline find-lr --config-file digits/convnet.yaml",
     "config_file",
     _arg("--min-lr", type=float, default=1e-7, metavar="LR", help="the first rate (%(default)s)"),
     _arg("--max-lr", type=float, default=10.0, metavar="LR", help="the last rate (%(default)s)"),
     _arg("--num-iter", type=int, default=100, metavar="N", help="number of steps (%(default)s)"),
-    _arg("--plot", default="", metavar="FILE", help="draw the losses (needs matplotlib)"),
     "opts",
 )
 def find_lr(args: argparse.Namespace) -> None:
     """Suggest a learning rate, after some steps with rising rates.
 
-    Nothing is written except the plot.
+    Nothing is written.
     """
     from hookline.engine.options import check_options, merge_options
     from hookline.engine.program.find import find_lr
@@ -401,8 +335,6 @@ def find_lr(args: argparse.Namespace) -> None:
         print(f"Suggestion: multiply SOLVER.BASE_LR and the BASE_LR of each optimizer by {factor:.3g}")
     else:
         print(f"Suggestion: SOLVER.BASE_LR {sweep.suggestion:.3g}")
-    if args.plot:
-        sweep.plot(args.plot)
 
 
 @_command(
@@ -414,8 +346,7 @@ def find_lr(args: argparse.Namespace) -> None:
 def find_batch_size(args: argparse.Namespace) -> None:
     """Find the largest batch that fits into memory.
 
-    Tries growing batches until a GPU is out of memory. For the CPU, limit the
-    memory of the process first: ulimit -v KILOBYTES
+    Tries growing batches until the GPU is out of memory.
     """
     from hookline.engine.options import check_options, merge_options
     from hookline.engine.program.find import find_batch_size
@@ -440,33 +371,16 @@ def new(args: argparse.Namespace) -> None:
     if not args.folder:
         raise ConfigError("FOLDER: is empty; name the folder of the project, such as my_project")
     folder = Path(args.folder)
+    names = sorted(path.name for path in TEMPLATES.iterdir() if path.suffix in (".py", ".yaml"))
     try:
-        names = sorted(path.name for path in TEMPLATES.iterdir() if path.suffix in (".py", ".yaml"))
-        if there := [name for name in names if (folder / name).exists()]:
-            raise ConfigError(f"{folder / there[0]}: exists, and no file is replaced; choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
+        if there := [name for name in names if (folder / name).exists()]:
+            raise FileExistsError(f"{folder / there[0]} exists, and no file is replaced; choose another folder")
         for name in names:
-            (folder / name).write_bytes((TEMPLATES / name).read_bytes())
+            shutil.copyfile(TEMPLATES / name, folder / name)
     except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{args.folder!r}: cannot be written: {getattr(error, 'strerror', '') or error}") from error
+        raise ConfigError(f"{args.folder!r}: cannot be written: {error}") from error
     print(
         f"Wrote {', '.join(names)} into {folder}. Next:\n\n"
         f"  cd {shlex.quote(str(folder))}\n  hookline train --config-file config.yaml\n  python -m pytest"
     )
-
-
-@_command(
-    """eval "$(hookline completion bash)"     # in ~/.bashrc; for zsh in ~/.zshrc""",
-    _arg("shell", choices=("bash", "zsh"), metavar="SHELL", help="bash or zsh"),
-    torch=False,
-)
-def completion(args: argparse.Namespace) -> None:
-    """Print what completes commands, options and keys in a shell."""
-    from hookline.config import get_cfg
-
-    options = {word for name in COMMANDS for word in parser_of(name)._option_string_actions if word.startswith("--")}
-    if args.shell == "zsh":
-        print("autoload -U +X bashcompinit && bashcompinit")
-    print(f'complete -o default -W "{" ".join([*COMMANDS, *sorted(options), *get_cfg().flatten()])}" hookline')

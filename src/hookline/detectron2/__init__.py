@@ -3,8 +3,9 @@
     import hookline.detectron2
     from detectron2.engine import DefaultTrainer     # hookline.engine.DefaultTrainer
 
-Or run a script unchanged: ``python -m hookline.detectron2 train_net.py --config-file …``. The table of names is in
-``names.py``; docs/porting/detectron2.md describes what differs.
+Or run a script unchanged: ``python -m hookline.detectron2 train_net.py --config-file …``.
+docs/porting/detectron2.md
+describes what differs.
 """
 
 import warnings
@@ -17,6 +18,6 @@ install()
 if _place := installed_at():
     warnings.warn(
         f"hookline.detectron2: detectron2 is installed ({_place}), so imports of it do not find hookline. "
-        "Uninstall it, or change the imports with tools/port_imports.py",
+        "Uninstall it, or import from hookline",
         stacklevel=2,
     )

@@ -23,7 +23,7 @@ def main() -> None:
     if place := installed_at():
         _fail(
             f"detectron2 itself would be imported, from {place}. Uninstall it (or rename the folder), or "
-            "change the script's imports with tools/port_imports.py"
+            "change the script's imports"
         )
     del sys.argv[0]
     os.environ[VARIABLE] = path

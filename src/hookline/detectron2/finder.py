@@ -1,4 +1,4 @@
-"""Finds the modules of detectron2 in hookline: an import hook for the table in ``names.py``."""
+"""Finds the modules of detectron2 in hookline: an import hook."""
 
 import difflib
 import importlib
@@ -9,11 +9,45 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from .names import HOMES, REFUSED, homes_of
-
-__all__ = ["GUIDE", "describe", "install", "installed_at"]
+__all__ = ["GUIDE", "HOMES", "MODULES", "describe", "home_of", "install", "installed_at"]
 
 GUIDE = "docs/porting/detectron2.md"
+
+MODULES = """
+    detectron2 detectron2.checkpoint detectron2.checkpoint.detection_checkpoint
+    detectron2.config detectron2.config.config detectron2.config.defaults detectron2.config.instantiate
+    detectron2.config.lazy detectron2.data detectron2.data.build detectron2.data.common detectron2.data.samplers
+    detectron2.data.samplers.distributed_sampler detectron2.data.samplers.grouped_batch_sampler
+    detectron2.engine detectron2.engine.defaults detectron2.engine.hooks detectron2.engine.launch
+    detectron2.engine.train_loop detectron2.evaluation detectron2.evaluation.evaluator detectron2.evaluation.testing
+    detectron2.modeling detectron2.modeling.meta_arch detectron2.modeling.meta_arch.build
+    detectron2.solver detectron2.solver.build detectron2.solver.lr_scheduler
+    detectron2.utils detectron2.utils.analysis detectron2.utils.collect_env detectron2.utils.comm detectron2.utils.env
+    detectron2.utils.events detectron2.utils.file_io detectron2.utils.logger detectron2.utils.memory
+    detectron2.utils.registry
+"""
+"""The modules of detectron2 0.6 that can be imported."""
+
+HOMES = {
+    "detectron2.checkpoint": ("hookline.engine.checkpoint",),
+    "detectron2.config": ("hookline.config", "hookline.config.defaults"),
+    "detectron2.data": ("hookline.engine.data",),
+    "detectron2.engine": ("hookline.engine", "hookline.hooks", "hookline.engine.launch"),
+    "detectron2.engine.hooks": ("hookline.hooks",),
+    "detectron2.evaluation": ("hookline.engine.evaluation",),
+    "detectron2.modeling": ("hookline.engine.modeling",),
+    "detectron2.solver": (
+        "hookline.engine.solver",
+        "hookline.engine.solver.lr_scheduler",
+        "hookline.engine.solver.param_groups",
+    ),
+    "detectron2.utils": ("hookline.engine.compat.utils",),
+    "detectron2.utils.analysis": ("fvcore.nn",),
+    "detectron2.utils.comm": ("hookline.engine.comm",),
+    "detectron2.utils.events": ("hookline.hooks",),
+    "detectron2.utils.registry": ("hookline.config",),
+}
+"""Where the names of a module of detectron2 are, and those of modules in it that have no row."""
 
 
 def install() -> None:
@@ -32,17 +66,33 @@ def installed_at() -> str | None:
     return None
 
 
+def _homes(module: str) -> list[ModuleType]:
+    while module and module not in HOMES:
+        module = module.rpartition(".")[0]
+    return [importlib.import_module(home) for home in HOMES.get(module, ())]
+
+
+def _public(module: str) -> list[str]:
+    return [name for home in _homes(module) for name in getattr(home, "__all__", ())]
+
+
+def home_of(module: str, name: str) -> ModuleType | None:
+    """Return the module of hookline that has a name of a module of detectron2; None if there is none."""
+    homes = [] if name.startswith("__") else _homes(module)
+    for home in homes:
+        if name in getattr(home, "__all__", ()):
+            return home
+    if f"{module}.{name}" in MODULES.split():
+        return None
+    return next((home for home in homes if not isinstance(getattr(home, name, sys), ModuleType)), None)
+
+
 def describe(full: str) -> str:
     """Say why a name of detectron2, such as ``detectron2.structures.Boxes``, is not in hookline."""
-    parts = full.split(".")
-    for end in range(len(parts), 1, -1):  # the name itself, or the nearest module around it
-        reason = REFUSED.get(".".join(parts[:end]))
-        if reason:
-            return f"{full} is not in hookline: {reason} (see {GUIDE})"
     module, _, name = full.rpartition(".")
-    there = {*homes_of(module), *(key.rpartition(".")[2] for key in HOMES if key.rpartition(".")[0] == module)}
-    near = difflib.get_close_matches(name, there, 1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
+    there = {*_public(module), *(key.rpartition(".")[2] for key in MODULES.split() if key.rpartition(".")[0] == module)}
+    near = difflib.get_close_matches(name, there, 1, 0.8)
+    hint = f"; did you mean '{near[0]}'?" if near else ": it is part of detection, or of detectron2's own tools"
     return f"{full} is not in hookline{hint} (see {GUIDE})"
 
 
@@ -55,7 +105,7 @@ class _Finder(Loader):
         parent = name.rpartition(".")[0]
         if not isinstance(sys.modules.get(parent), _Alias) if parent else installed_at():
             return None  # detectron2 itself, or a module of it
-        if name in HOMES:
+        if name in MODULES.split():
             return ModuleSpec(name, self, is_package=True)
         # "from module import name" comes here for every name that the module has not
         raise ImportError(describe(name), name=name)
@@ -64,27 +114,26 @@ class _Finder(Loader):
         return _Alias(spec.name, f"Names of {spec.name} in hookline.")
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__dict__["__all__"] = [name for name in homes_of(module.__name__) if not name.startswith("_")]
+        module.__dict__.update(__all__=_public(module.__name__), __version__="0.6")
 
 
 class _Alias(ModuleType):
     """A module whose names are in other modules. What is set here is set there."""
 
     def __getattr__(self, name: str) -> Any:
-        home, full = homes_of(self.__name__).get(name), f"{self.__name__}.{name}"
-        if home is None and full in HOMES:
+        home, full = home_of(self.__name__, name), f"{self.__name__}.{name}"
+        if home is not None:
+            return getattr(home, name)
+        if full in MODULES.split():
             return importlib.import_module(full)  # detectron2's modules import each other
-        if home is None:
-            raise AttributeError(describe(full), name=name, obj=self)
-        module, its_name = home
-        return getattr(importlib.import_module(module), its_name)
+        raise AttributeError(describe(full), name=name, obj=self)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        home = homes_of(self.__name__).get(name)
-        if home is None or isinstance(value, _Alias):
+        home = None if isinstance(value, _Alias) else home_of(self.__name__, name)
+        if home is None:
             super().__setattr__(name, value)
         else:
-            setattr(importlib.import_module(home[0]), home[1], value)
+            setattr(home, name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *homes_of(self.__name__)})
+        return sorted({*super().__dir__(), *_public(self.__name__)})

@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -21,11 +21,13 @@ _WIDTH = 40  # characters of a cell of the text table
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table with a row for each run.
+    """A table with a row for each run, or for each group of runs.
 
     Attributes:
         columns: titles: "run", the full keys of the config that differ, "iterations", and for each metric its name
-            (the final value), ``"<name> best"`` and ``"<name> best at"`` (an iteration).
+            (the final value), ``"<name> best"`` and ``"<name> best at"`` (an iteration). Of groups: "runs", their
+            number; for each metric the mean of the final values, ``"<name> deviation"`` (of a sample, none for one
+            run) and ``"<name> best"``, the best value of any of the runs.
         rows: the values, None where a run has none.
         keys: how many of the columns are keys.
     """
@@ -40,46 +42,39 @@ class Comparison:
         csv.writer(out, lineterminator="\n").writerows([self.columns, *self.rows])
         return out.getvalue()
 
-    def markdown(self) -> str:
-        """Return the table as Markdown."""
-        marks = ["---" if i <= self.keys else "---:" for i in range(len(self.columns))]
-        head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in self._cells()]
-        return "".join("| " + " | ".join(row) + " |\n" for row in (head, marks, *rows))
-
     def text(self) -> str:
-        """Return the table in aligned columns."""
-        head, *rows = [
-            [cell if len(cell) <= _WIDTH else cell[: _WIDTH - 1] + "…" for cell in row] for row in self._cells()
-        ]
-        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-        out = ""
-        for row in (head, ["-" * width for width in widths], *rows):
-            cells = [f"{cell:{'<' if i <= self.keys else '>'}{widths[i]}}" for i, cell in enumerate(row)]
-            out += "  ".join(cells).rstrip() + "\n"
-        return out
-
-    def _cells(self) -> list[list[str]]:
-        """The table as text, under short titles: the last part of a key if no other key ends with it."""
-        keys = self.columns[1 : 1 + self.keys]
-        last = [key.rpartition(".")[2] for key in keys]
-        titles = ["run", *(end if last.count(end) == 1 else key for key, end in zip(keys, last, strict=True))]
-        titles += ["iterations"]
-        for name in self.columns[len(titles) :: 3]:
-            titles += [name, "best", "at"]
-        return [titles, *([_cell(value) for value in row] for row in self.rows)]
+        """Return the table in aligned columns, under short titles."""
+        titles = list(self.columns)
+        last = [key.rpartition(".")[2] for key in titles[1 : self.keys + 1]]
+        for i, title in enumerate(last, 1):
+            titles[i] = title if last.count(title) == 1 else titles[i]
+        for i in range(self.keys + 3, len(titles), 3):
+            titles[i : i + 2] = [title.rpartition(" ")[2] for title in titles[i : i + 2]]
+        cells = [titles, *([_cell(value) for value in row] for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        cells.insert(1, ["-" * width for width in widths])
+        lines = []
+        for row in cells:
+            aligned = [f"{cell:{'<' if i <= self.keys else '>'}{widths[i]}}" for i, cell in enumerate(row)]
+            lines.append("  ".join(aligned).rstrip() + "\n")
+        return "".join(lines)
 
 
-def compare_runs(runs: Sequence[Run], metrics: Iterable[str] = (), sort: str = "") -> Comparison:
-    """Compare runs.
+def compare_runs(
+    runs: Sequence[Run], metrics: Iterable[str] = (), sort: str = "", group: Sequence[str] = ()
+) -> Comparison:
+    """Compare runs, or groups of runs.
 
     Args:
         runs: the runs.
         metrics: names or patterns. None: the metrics of evaluations (``<set>/<metric>``) and the loss.
-        sort: a metric: the best run comes first, by its best value. Or a key of the config. Empty:
-            ``CHECKPOINT.BEST.METRIC`` if all runs have the same one, else the given order.
+        sort: a metric: the best run comes first, by its best value. Empty: ``CHECKPOINT.BEST.METRIC`` if all runs have
+            the same one, else the given order.
+        group: keys of the config, or patterns such as ``"DATASETS.*"``: runs that differ only in these make a row,
+            with mean and deviation.
 
     Raises:
-        ConfigError: a pattern or ``sort`` matches nothing.
+        ConfigError: a pattern, ``sort`` or ``group`` matches nothing.
     """
     if metrics:
         names = select_metrics(runs, metrics)
@@ -90,59 +85,65 @@ def compare_runs(runs: Sequence[Run], metrics: Iterable[str] = (), sort: str = "
     configs = [run.config for run in runs if run.config]
     keys = dict.fromkeys(key for config in configs for key in config if key != "OUTPUT_DIR")
     different = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
-    best = {str(run.config.get("CHECKPOINT.BEST.METRIC", "")) for run in runs}
+    for pattern in group:
+        if not any(fnmatchcase(key, pattern) for key in keys):
+            raise ConfigError(f"--group: no run's config has the key {pattern!r}{suggest(pattern, keys)}")
+    different = [key for key in different if not any(fnmatchcase(key, pattern) for pattern in group)]
+    best = set(map(_best_metric, runs))
     if not sort and len(best) == 1 and any(run.curves.keys() & best for run in runs):
         (sort,) = best
-    columns = ["run", *different, "iterations"]
+    columns = ["runs" if group else "run", *different, "iterations"]
     for name in names:
-        columns += [name, f"{name} best", f"{name} best at"]
+        columns += [name, *(f"{name} {word}" for word in (("deviation", "best") if group else ("best", "best at")))]
+    if sort:
+        there = {name for run in runs for name in run.curves}
+        if sort not in there:
+            raise ConfigError(f"--sort: there is no metric {sort!r}{suggest(sort, there)}")
+        runs = sorted(runs, key=lambda run: _final_and_best(run, sort, runs)[3])
     rows = []
-    for run in sorted(runs, key=_order(runs, sort)) if sort else runs:
-        iterations = run.last_iteration + 1
-        row = [run.name, *map(run.config.get, different), min(iterations, run.max_iter or iterations)]
+    groups: dict[str, list[Run]] = {}
+    for run in runs if group else ():
+        groups.setdefault(repr([run.config.get(key) for key in different]), []).append(run)
+    for members in groups.values():
+        row = [len(members), *map(members[0].config.get, different), min(run.last_iteration for run in members) + 1]
         for name in names:
-            row += _final_and_best(run, name, _lower_is_better(runs, name))
+            row += _mean_and_best([_final_and_best(run, name, runs) for run in members])
+        rows.append(row)
+    for run in () if group else runs:
+        row = [run.name, *map(run.config.get, different), run.last_iteration + 1]
+        for name in names:
+            row += _final_and_best(run, name, runs)[:3]
         rows.append(row)
     return Comparison(columns, rows, len(different))
 
 
-def _lower_is_better(runs: Sequence[Run], name: str) -> bool:
-    """Whether a lower value of a metric is better, as the runs' configs or the metric's name say."""
-    for run in runs:
-        if run.config.get("CHECKPOINT.BEST.METRIC") == name:
-            return run.config.get("CHECKPOINT.BEST.MODE") == "min"
-    last = name.rpartition("/")[2].lower()
-    return any(fnmatchcase(last, pattern) for pattern in _LOW)
-
-
-def _final_and_best(run: Run, name: str, lower: bool) -> list[Any]:
+def _final_and_best(run: Run, name: str, runs: Sequence[Run]) -> list[Any]:
+    """Return the final and the best value of a metric, the iteration of the best, and its place: low is good."""
     curve = run.curves.get(name)
     if curve is None or not np.isfinite(curve.values).any():
-        return [None, None, None]
-    best = int(np.nanargmin(curve.values) if lower else np.nanargmax(curve.values))
+        return [None, None, None, math.inf]
+    modes = [one.config.get("CHECKPOINT.BEST.MODE") for one in runs if _best_metric(one) == name]
+    lower = modes[0] == "min" if modes else any(fnmatchcase(name.rpartition("/")[2].lower(), word) for word in _LOW)
+    costs = curve.values if lower else -curve.values
+    best = int(np.nanargmin(costs))
     last = float(curve.values[-1])
-    return [last if math.isfinite(last) else None, float(curve.values[best]), int(curve.iterations[best])]
+    final = last if math.isfinite(last) else None
+    return [final, float(curve.values[best]), int(curve.iterations[best]), float(costs[best])]
 
 
-def _order(runs: Sequence[Run], sort: str) -> Callable[[Run], Any]:
-    """Return the sort key of a run."""
-    names = sorted({name for run in runs for name in run.curves})
-    if sort in names:
-        low = _lower_is_better(runs, sort)
-        bests = {run.path: _final_and_best(run, sort, low)[1] for run in runs}
-        return lambda run: math.inf if (best := bests[run.path]) is None else best if low else -best
-    keys = sorted({key for run in runs for key in run.config})
-    found = [key for key in keys if key == sort or key.endswith(f".{sort}")]
-    if len(found) > 1:
-        raise ConfigError(f"--sort: {sort!r} is one of {', '.join(found)}; give the full key")
-    if not found:
-        raise ConfigError(f"--sort: there is no metric or key {sort!r}{suggest(sort, [*names, *keys])}")
-    values = {run.path: run.config.get(found[0]) for run in runs}
-    numbers = all(type(value) in (int, float) for value in values.values())
-    return lambda run: values[run.path] if numbers else str(values[run.path])
+def _mean_and_best(values: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return mean and deviation of the final values of some runs, and the best of their best values."""
+    finals = [final for final, *_ in values if final is not None]
+    deviation = float(np.std(finals, ddof=1)) if len(finals) > 1 else None
+    return [float(np.mean(finals)) if finals else None, deviation, min(values, key=lambda value: value[3])[1]]
+
+
+def _best_metric(run: Run) -> str:
+    return str(run.config.get("CHECKPOINT.BEST.METRIC", ""))
 
 
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:.5g}" if isinstance(value, float) else printable(str(value))
+    text = f"{value:.5g}" if isinstance(value, float) else printable(str(value))
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"

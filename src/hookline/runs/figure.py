@@ -3,9 +3,6 @@
 import math
 import os
 from collections.abc import Iterable, Sequence
-from typing import Literal
-
-import numpy as np
 
 from ..config.errors import ConfigError
 from ..config.files.atomic import replace_file
@@ -21,8 +18,6 @@ def write_curves(
     out: str = "",
     metrics: Iterable[str] = (),
     *,
-    axis: Literal["iteration", "epoch"] = "iteration",
-    smoothing: float = 0.0,
     log: bool = False,
 ) -> str:
     """Draw the metrics of runs into an image file. Names with the same last part share a chart.
@@ -32,18 +27,14 @@ def write_curves(
         out: the file, whose ending names the format, such as ``.png``. Empty: ``curves.png`` in the folder of the run,
             or in the current folder for several runs.
         metrics: see :func:`~hookline.runs.select_metrics`.
-        axis: "iteration" or "epoch".
-        smoothing: weight of a running average, in [0, 1). The values themselves are then drawn pale.
         log: whether the values have a logarithmic scale.
 
     Returns:
         The file.
 
     Raises:
-        ConfigError: matplotlib is missing, a pattern matches nothing, or a run has no epochs. Nothing is written.
+        ConfigError: matplotlib is missing, or a pattern matches nothing. Nothing is written.
     """
-    if not 0 <= smoothing < 1:
-        raise ConfigError(f"smoothing must be at least 0 and less than 1, not {smoothing}")
     charts: dict[str, list[str]] = {}
     for name in select_metrics(runs, metrics):
         title = "lr" if name.startswith(("lr/", "lr ")) else name.rpartition("/")[2]
@@ -60,39 +51,23 @@ def write_curves(
     of_a_run = not out and len(runs) == 1
     path = out or (os.path.join(runs[0].path, "curves.png") if of_a_run else "curves.png")
     kind = os.path.splitext(path)[1][1:].lower()
-    if kind not in figure.canvas.get_supported_filetypes():
-        raise ConfigError(f"{path}: the file must end with .png, .svg or .pdf")
     for number, (title, names) in enumerate(charts.items(), 1):
         title = names[0] if len(names) == 1 else title
-        place = figure.add_subplot(lines, columns, number, title=title, xlabel=axis)
+        place = figure.add_subplot(lines, columns, number, title=title, xlabel="iteration")
         place.grid(alpha=0.25)
         if log:
             place.set_yscale("log", nonpositive="mask")
         found = [(run, name) for name in names for run in runs if name in run.curves]
         for run, name in found:
             x, y = run.curves[name].iterations, run.curves[name].values
-            x = run.epochs(x) if axis == "epoch" else x
             label = name if len(runs) == 1 else f"{run.name} {name}" if len(names) > 1 else run.name
-            (line,) = place.plot(x, _smooth(y, smoothing), marker="." if len(x) == 1 else "", label=label)
-            if smoothing:
-                place.plot(x, y, color=line.get_color(), alpha=0.25)
+            place.plot(x, y, marker="." if len(x) == 1 else "", label=label)
         if len(found) > 1:
             place.legend(fontsize=8)
     if of_a_run:
         claim_files(runs[0].path, ["curves.png"])
     try:
         replace_file(path, lambda file: figure.savefig(file, format=kind, dpi=110))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error}") from error
+    except (OSError, ValueError) as error:  # matplotlib does not know the ending
+        raise ConfigError(f"{path} cannot be written (name a .png, .svg or .pdf): {error}") from error
     return path
-
-
-def _smooth(values: np.ndarray, weight: float) -> np.ndarray:
-    """Return the running average, without bias towards 0 at the start. NaN stays NaN and does not count."""
-    average, total, out = 0.0, 0.0, np.full(len(values), np.nan)
-    for i, value in enumerate(values.tolist()):
-        if math.isfinite(value):
-            average = weight * average + (1 - weight) * value
-            total = weight * total + (1 - weight)
-            out[i] = average / total
-    return out

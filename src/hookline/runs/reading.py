@@ -1,4 +1,4 @@
-"""Read the folder of a run to arrays: ``metrics.json``, ``config.yaml``, and what the log says about epochs."""
+"""Read the folder of a run to arrays: ``metrics.json`` and ``config.yaml``."""
 
 import json
 import math
@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from glob import escape, glob
 from typing import Any
 
 import numpy as np
 
 from ..config.errors import ConfigError, suggest, suggest_file
 from ..config.files.run_folder import RECORDS, run_folder
+from ..config.node import CfgNode
 from ..config.yaml_files import load_text
 
 __all__ = [
@@ -32,7 +32,7 @@ _KEPT = re.compile(
     r"config\.yaml|metrics\.(json|csv)|last_checkpoint|(rolling_\d{7,}|model_(\d{7,}|final|exception|best\w*))\.pth"
 )
 _MEASURED = {  # those that hookline puts: a project's own "time_to_event" or "aux_mem" may be a result
-    *("time", "data_time", "time_p95", "time_max", "samples_per_s", "items_per_s", "flops_per_s"),
+    *("time", "data_time", "samples_per_s", "items_per_s", "flops_per_s"),
     *("mfu", "eval_time", "eval_samples_per_s", "rss_mem", "max_mem", "reserved_mem", "eta_seconds"),
     "slowest_rank",
 }
@@ -88,34 +88,18 @@ class Run:
         name: a short name that differs from those of the runs read with it.
         curves: the metrics, by name.
         config: the values of ``config.yaml`` by full key; empty without the file.
-        epoch_length: iterations per epoch; None if the log does not say.
-        max_iter: the length of the run in iterations; None if the log does not say.
     """
 
     path: str
     name: str
     curves: Mapping[str, Curve]
     config: Mapping[str, Any] = field(default_factory=dict)
-    epoch_length: float | None = None
-    max_iter: int | None = None
 
     @property
     def last_iteration(self) -> int:
-        """The last iteration with a metric; -1 if there is none."""
-        return max((int(curve.iterations[-1]) for curve in self.curves.values()), default=-1)
-
-    def epochs(self, iterations: np.ndarray) -> np.ndarray:
-        """Convert iterations to epochs.
-
-        Raises:
-            ConfigError: the log does not say how long an epoch is.
-        """
-        if self.epoch_length is None:
-            raise ConfigError(
-                f"{self.path} cannot be drawn by epoch: the length of an epoch is not in log.txt; draw it by iteration"
-            )
-        done = iterations + 1 if self.max_iter is None else np.minimum(iterations + 1, self.max_iter)
-        return np.asarray(done / self.epoch_length)
+        """The last iteration with a loss of training, or without one, with any metric; -1 if there is none."""
+        losses = [self.curves[name] for name in ("total_loss", "loss") if name in self.curves]
+        return max((int(curve.iterations[-1]) for curve in losses or self.curves.values()), default=-1)
 
 
 def read_runs(paths: Iterable[str]) -> list[Run]:
@@ -128,17 +112,14 @@ def read_runs(paths: Iterable[str]) -> list[Run]:
     Raises:
         ConfigError: a path does not exist, has no run, or a file of the run is damaged.
     """
-    folders: list[str] = []
+    folders: dict[str, str] = {}  # as given, by absolute path
     for path in paths:
-        known = {os.path.realpath(folder) for folder in folders}
-        folders += [folder for folder in _folders(str(path)) if os.path.realpath(folder) not in known]
+        for folder in _folders(str(path)):
+            folders.setdefault(os.path.abspath(folder), folder)
     if not folders:
-        raise ConfigError(
-            "no run is given; name its folder before the options, as in: hookline plot output/digits_convnet --log"
-        )
-    parents = [os.path.dirname(os.path.abspath(folder)) for folder in folders]
-    common = os.path.commonpath(parents)
-    return [read_run(folder, os.path.relpath(os.path.abspath(folder), common)) for folder in folders]
+        raise ConfigError("no run is given; name its folder before the options, as in: hookline plot RUN --log")
+    common = os.path.commonpath(map(os.path.dirname, folders))
+    return [read_run(folder, os.path.relpath(place, common)) for place, folder in folders.items()]
 
 
 def read_run(path: str, name: str | None = None) -> Run:
@@ -151,14 +132,12 @@ def read_run(path: str, name: str | None = None) -> Run:
     Raises:
         ConfigError: see :func:`read_runs`.
     """
-    (path,) = _folders(path, below=False)
     try:
         curves = _read_metrics(os.path.join(path, "metrics.json"))
         config = _read_config(os.path.join(path, "config.yaml"))
-        length, max_iter = _lengths(os.path.join(path, "log.txt"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    return Run(path, name or os.path.basename(os.path.abspath(path)), curves, config, length, max_iter)
+    return Run(path, name or os.path.basename(os.path.abspath(path)), curves, config)
 
 
 def is_measured(name: str) -> bool:
@@ -200,27 +179,26 @@ def _place(name: str) -> tuple[bool, bool, str]:
     return is_measured(name), "loss" not in last, f"{last} {name}"
 
 
-def _folders(path: str, below: bool = True) -> list[str]:
+def _folders(path: str) -> list[str]:
     """Return the folders of the runs that a path names."""
-    if os.path.isfile(path) and os.path.basename(path) == "metrics.json":
-        return [os.path.dirname(path) or "."]
+    if os.path.basename(path) == "metrics.json":
+        path = os.path.dirname(path) or "."
     if not os.path.exists(path):
         raise ConfigError(f"{path}: no such folder{suggest_file(path)}")
     if not os.path.isdir(path):
         raise ConfigError(f"{path}: is not a run; name its folder, or its metrics.json")
-    path = path.rstrip(os.sep) or path
-    if os.path.isfile(os.path.join(path, "metrics.json")):
-        return [path]
     found: list[str] = []
-    depths = range(1, _DEPTH + 1) if below else ()
-    for file in sorted(file for depth in depths for file in glob(f"{escape(path)}/{'*/' * depth}metrics.json")):
-        if not any(file.startswith(run + os.sep) for run in found):  # such as previous_001 of a run
-            found.append(os.path.dirname(file))
+    for folder, below, files in os.walk(path):
+        below.sort()
+        if "metrics.json" in files:
+            found.append(folder)
+            below.clear()  # such as previous_001 of a run
+        elif folder != path and os.path.relpath(folder, path).count(os.sep) >= _DEPTH - 1:
+            below.clear()
     if not found:
-        where = "in it or below it" if below else "in it"
         raise ConfigError(
-            f"{path}: no run, since no metrics.json, is {where}; a run writes the file at its first LOG.PERIOD, if "
-            "LOG.WRITERS has JSONWriter"
+            f"{path}: no run, since no metrics.json, is in it or below it; a run writes the file at its first "
+            "LOG.PERIOD, if LOG.WRITERS has JSONWriter"
         )
     return found
 
@@ -258,30 +236,4 @@ def _read_config(path: str) -> dict[str, Any]:
     if not os.path.isfile(path):
         return {}
     with open(path, encoding="utf-8", errors="replace") as file:
-        return _flat(load_text(file.read(), path))
-
-
-def _flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a config by full key."""
-    values: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            values |= _flat(value, f"{prefix}{key}.")
-        else:
-            values[f"{prefix}{key}"] = value
-    return values
-
-
-def _lengths(path: str) -> tuple[float | None, int | None]:
-    """Return iterations per epoch and in the run, from the line that a run logs when it starts or resumes."""
-    if not os.path.isfile(path):
-        return None, None
-    with open(path, encoding="utf-8", errors="replace") as file:
-        found = re.findall(r"Training for (\d+) iterations(?: \(([\d.e+]+) epochs\))?", file.read())
-    if not found:
-        return None, None
-    iterations, epochs = int(found[-1][0]), float(found[-1][1] or 0)
-    if not epochs:
-        return None, iterations
-    length = iterations / epochs  # the log has four digits of the epochs
-    return (float(round(length)) if abs(length - round(length)) < length * 2e-3 else length), iterations
+        return CfgNode(load_text(file.read(), path)).flatten()

@@ -21,19 +21,6 @@ def path(tmp_path):
     return tmp_path / "file"
 
 
-def test_a_file_is_created_or_replaced_atomically(path):
-    replace_text(str(path), "first")
-    replace_file(str(path), lambda file: file.write(b"second"))
-    assert path.read_text() == "second"
-    assert os.listdir(path.parent) == ["file"]
-
-
-def test_a_bare_name_is_a_file_in_the_working_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    replace_text("last_checkpoint", "ümlaut")
-    assert (tmp_path / "last_checkpoint").read_text(encoding="utf-8") == "ümlaut"
-
-
 def test_readers_see_the_old_content_until_the_new_is_complete(path):
     path.write_text("old")
 
@@ -86,15 +73,6 @@ def test_the_content_is_on_disk_before_the_rename(path, monkeypatch):
     assert order == ["fsync", "replace", "fsync"]  # the file, its name, the folder
 
 
-def test_the_content_can_be_read_before_the_rename(path):
-    def write(file):
-        file.write(b"text")
-        file.seek(0)
-        assert file.read() == b"text"
-
-    replace_file(str(path), write)
-
-
 def killed(code):
     """Run code in a process that then exits at once, like a killed one."""
     code = f"import os\nfrom hookline.config.files.atomic import *\n{code}"
@@ -109,37 +87,10 @@ def test_only_leftovers_of_killed_processes_are_removed(path):
     for name in mine:
         (folder / name).touch()
     (folder / "photos.old.2019").mkdir()
-    assert remove_leftovers(str(folder)) == []  # it may be in use
-    assert remove_leftovers(str(folder), alone=True) == ["model.pth"]
+    assert remove_leftovers(str(folder)) == ["model.pth"]
     assert put_back(str(folder)) == []
     assert sorted(os.listdir(folder)) == sorted([*mine, "photos.old.2019"])
     assert remove_leftovers(str(folder / "nowhere")) == []
-
-
-def test_a_file_that_is_being_written_is_not_a_leftover(path):
-    replace_file(str(path), lambda file: remove_leftovers(str(path.parent), alone=True))
-    assert path.exists()
-
-
-def test_a_folder_whose_files_are_young_is_not_a_leftover(path):
-    killed(
-        f"from hookline.config.files.atomic import temporary_path\nos.mkdir(temporary_path({str(path)!r}))\nos._exit(9)"
-    )
-    (folder,) = path.parent.iterdir()
-    (folder / "rows.txt").touch()
-    os.utime(folder, (0, 0))
-    assert remove_leftovers(str(path.parent)) == []
-    os.utime(folder / "rows.txt", (0, 0))
-    os.utime(folder, (0, 0))
-    assert remove_leftovers(str(path.parent)) == ["file"]
-
-
-def test_a_leftover_that_is_an_hour_old_is_removed(path):
-    killed(f"replace_file({str(path)!r}, lambda file: os._exit(9))")
-    (leftover,) = path.parent.iterdir()
-    os.utime(leftover, (0, 0))
-    assert remove_leftovers(str(path.parent)) == ["file"]
-    assert not leftover.exists()
 
 
 def test_a_folder_is_never_replaced_by_a_file(path):
@@ -148,19 +99,6 @@ def test_a_folder_is_never_replaced_by_a_file(path):
     with pytest.raises(ConfigError, match=r"file is a folder.*choose another name"):
         replace_text(str(path), "new")
     assert [found.name for found in path.parent.rglob("*")] == ["file", "thesis"]
-
-
-def test_a_file_system_that_cannot_sync_folders_is_used(path, monkeypatch):
-    fsync = os.fsync
-
-    def fsync_of_files(descriptor):
-        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
-            raise OSError(errno.EINVAL, "Invalid argument")
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync_of_files)
-    replace_text(str(path), "text")
-    assert path.read_text() == "text"
 
 
 def test_a_temporary_file_never_overwrites_an_existing_one(path, monkeypatch):
@@ -178,22 +116,6 @@ def make_folder(path, text):
     path.mkdir()
     (path / "content").write_text(text)
     (path / "checksums.json").write_text("{}")  # the mark of a sharded checkpoint
-
-
-def test_a_folder_is_replaced_by_another(tmp_path):
-    make_folder(tmp_path / "run", "old")
-    make_folder(tmp_path / "new", "new")
-    with displaced(str(tmp_path / "run")):
-        os.rename(tmp_path / "new", tmp_path / "run")
-    assert (tmp_path / "run/content").read_text() == "new"
-    assert not list(tmp_path.glob(".hookline-*"))
-
-
-def test_a_folder_is_restored_if_its_replacement_fails(tmp_path):
-    make_folder(tmp_path / "run", "old")
-    with pytest.raises(OSError, match="disk full"), displaced(str(tmp_path / "run")):
-        raise OSError("disk full")
-    assert (tmp_path / "run/content").read_text() == "old"
 
 
 @pytest.mark.parametrize("arrived", [False, True])
@@ -217,3 +139,23 @@ def test_a_folder_that_is_not_a_checkpoint_is_never_displaced(tmp_path):
     with pytest.raises(ConfigError, match="not a checkpoint of hookline"), displaced(str(tmp_path / "run")):
         pass
     assert (tmp_path / "run/content").read_text() == "mine"
+
+
+def test_a_file_system_that_cannot_sync_folders_is_used(path, monkeypatch):
+    fsync = os.fsync
+
+    def fsync_of_files(descriptor):
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync_of_files)
+    replace_text(str(path), "text")
+    assert path.read_text() == "text"
+
+
+def test_a_folder_is_restored_if_its_replacement_fails(tmp_path):
+    make_folder(tmp_path / "run", "old")
+    with pytest.raises(OSError, match="disk full"), displaced(str(tmp_path / "run")):
+        raise OSError("disk full")
+    assert (tmp_path / "run/content").read_text() == "old"

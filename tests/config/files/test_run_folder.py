@@ -32,18 +32,6 @@ def names(folder):
     return other
 
 
-def test_a_name_is_recorded_before_the_file_exists(path):
-    claim(str(path / "metrics.json"))
-    assert "metrics.json" in names(path)
-    assert not (path / "metrics.json").exists()
-
-
-def test_files_in_a_folder_of_the_run_belong_to_the_run(path):
-    claim(str(path / "model_final.pth"))
-    assert "model_final.pth/state.pth" in names(path)
-    assert "model_final.pth.txt" not in names(path)
-
-
 def test_a_file_of_the_user_is_renamed(path, log):
     for text, renamed in (("first", "metrics.json.old"), ("second", "metrics.json.old2")):
         (path / "metrics.json").write_text(text)
@@ -56,20 +44,6 @@ def test_a_file_of_the_user_is_renamed(path, log):
         assert not is_claimed(str(path / renamed))
         (path / ".hookline" / "files").write_text("")
         run_folder(str(path)).read()
-
-
-def test_a_file_that_a_run_appends_to_is_kept(path):
-    (path / "log.txt").write_text("mine")
-    claim(str(path / "log.txt"), keep=True)
-    assert (path / "log.txt").read_text() == "mine"
-    assert is_claimed(str(path / "log.txt"))
-
-
-def test_outside_a_runs_folder_nothing_is_recorded_or_renamed(tmp_path):
-    (tmp_path / "file").touch()
-    claim(str(tmp_path / "file"))
-    assert is_claimed(str(tmp_path / "file"))
-    assert os.listdir(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize("line", ['"mod', "[1]", "3", '"../outside"', '"/etc"', '".hookline/lock"'])
@@ -95,14 +69,6 @@ def test_without_a_list_the_names_of_a_run_are_the_runs(tmp_path):
         *("events.out.tfevents.1700000000.host.7.0", "log.txt.rank1", "metrics.json"),
         *("model_best_0000019.pth", "model_final.pth"),
     ]
-
-
-def test_a_removed_folder_is_not_created_again(path):
-    claim(str(path / "a"))
-    (path / ".hookline" / "files").unlink()
-    for name in ("a", "b"):
-        with pytest.raises(FileNotFoundError):
-            claim(str(path / name))
 
 
 TAKE = (
@@ -138,12 +104,6 @@ def test_a_child_process_does_not_keep_the_lock_of_its_killed_parent(tmp_path):
         folder.take(resume=True)
         folder.release()
         parent.stdin.close()
-
-
-def test_reading_the_lock_file_does_not_release_it(path):
-    (path / ".hookline" / "lock").read_text()  # as a hook does that copies the folder
-    with pytest.raises(ConfigError, match="is in use by process"):
-        RunFolder(str(path)).take(resume=True)
 
 
 def test_a_file_system_without_locks_gives_one_warning(tmp_path, monkeypatch, log):
@@ -236,14 +196,6 @@ def test_a_start_killed_anywhere_leaves_the_earlier_run_complete_or_moved(tmp_pa
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) > 20
-
-
-def test_files_with_the_names_of_a_run_are_the_users_if_no_run_was_there(tmp_path):
-    (tmp_path / "metrics.json").write_text('{"accuracy": 0.9}\n')
-    (tmp_path / "model_final.pth").write_text("downloaded")
-    assert not names(tmp_path).existing()
-    (tmp_path / "metrics.json").write_text('{"iteration": 19, "loss": 0.9}\n')
-    assert names(tmp_path).existing() == ["metrics.json", "model_final.pth"]
 
 
 def test_a_run_does_not_continue_where_another_one_has_begun(tmp_path):

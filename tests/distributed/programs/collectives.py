@@ -7,8 +7,8 @@ import torch
 from results import write_result
 from torch import nn
 
-from hookline.config import ConfigError, get_cfg
-from hookline.engine import comm, default_setup
+from hookline.config import ConfigError
+from hookline.engine import comm
 from hookline.engine.checkpoint.sharded_checkpointer import ShardedCheckpointer
 from hookline.engine.evaluation.metrics import collect
 
@@ -64,10 +64,3 @@ def timeouts(folder):
     cpu = torch.device("cpu")
     limits = [group._get_backend(cpu).options._timeout.total_seconds() for group in groups]
     write_result(folder, [*limits, comm.timeout().total_seconds()])
-
-
-def other_timeout(folder, config_file):
-    cfg = get_cfg()
-    cfg.merge_from_file(config_file)
-    cfg.merge_from_list(["MODEL.DEVICE", "cpu", "OUTPUT_DIR", str(folder / "run"), "PARALLEL.TIMEOUT", "20s"])
-    default_setup(cfg)

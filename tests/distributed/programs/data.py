@@ -13,7 +13,6 @@ from hookline.engine import DefaultTrainer, comm, hooks
 from hookline.engine.data import ArrayDataset
 
 SAMPLERS = {
-    "torch.utils.data:RandomSampler": {},
     "torch.utils.data:WeightedRandomSampler": {"weights": list(range(1, 33)), "num_samples": 32},
     "data:Own": {},
 }

@@ -8,10 +8,8 @@ from pathlib import Path
 
 from results import write_result
 
-from hookline.config import ConfigError
 from hookline.engine import comm
-from hookline.engine.ranks import environment, failures, process
-from hookline.engine.setup.logger import setup_logger
+from hookline.engine.ranks import process
 
 FOREVER = 60
 
@@ -23,8 +21,6 @@ def ends(folder, how):
     if comm.get_rank() == 1:
         if how == "raises":
             raise ValueError("the reason")
-        if how == "refuses":
-            raise ConfigError("SOME.KEY: is wrong")
         if how == "is killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "is late":
@@ -47,16 +43,13 @@ def sleeps(folder):
     sleep_forever()
 
 
-def hangs(folder, how):
+def hangs(folder):
     process._GRACE = 0.2
     comm.synchronize()
     write_result(folder, os.getpid())
     if comm.get_rank() == 1:
         sleep_forever()
-    if how == "barrier":
-        comm.barrier("here")
-    else:
-        comm.all_gather("objects")
+    comm.all_gather("objects")
 
 
 def aborts(folder):
@@ -68,7 +61,7 @@ def aborts(folder):
 
 
 def leaves(folder, how):
-    process._GRACE, process._LEAVE, failures._ANSWER = 0.5, 0.5, 1
+    process._GRACE, process._LEAVE, process._ANSWER = 0.5, 0.5, 1
     write_result(folder, os.getpid())
     comm.synchronize()
     if comm.get_rank() == 1:
@@ -78,15 +71,6 @@ def leaves(folder, how):
         if function == "sys.exit":
             sys.exit(int(code))
         return
-    comm.synchronize()
-
-
-def logged(folder):
-    setup_logger(str(folder), comm.get_rank())
-    environment.set_log_file(str(folder / "log.txt"))
-    comm.synchronize()
-    if comm.get_rank() == 1:
-        os._exit(3)
     comm.synchronize()
 
 

@@ -12,27 +12,14 @@ from torch.nn import functional as F
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, comm
 from hookline.engine.data import ArrayDataset
-from hookline.engine.evaluation import predict_dataset
+from hookline.engine.evaluation import write_predictions
+from hookline.engine.evaluation.evaluator import outputs_of
 from hookline.engine.parallel import Mesh, Strategy
 from hookline.engine.parallel.base import differing_copies
 from hookline.engine.parallel.tensor_parallel import splits
 
-SEQUENCE = {
-    "tokens": "rowwise->sequence",
-    "norm1": "sequence",
-    "attention": "sequence->replicate",
-    "attention.[qkv]": "colwise",
-    "attention.proj": "rowwise->sequence",
-    "norm2": "sequence",
-    "mlp": "sequence->colwise",
-    "mlp_proj": "rowwise->sequence",
-    "head": "sequence->colwise->replicate",
-}
-
 
 class Attention(nn.Module):
-    heads = 4
-
     def __init__(self):
         super().__init__()
         # Without a bias of keys: its gradient is 0 up to rounding, which AdamW would turn into steps.
@@ -116,8 +103,7 @@ RUNS = {
     "inf": [CLIP, "{'ENABLED': True, 'CLIP_TYPE': 'norm', 'CLIP_VALUE': 0.01}", f"{CLIP}.NORM_TYPE", float("inf")],
     "autocast": ["SOLVER.AMP.ENABLED", "True"],
     "bfloat16": [],
-    "sequence": [CLIP, "{'ENABLED': True, 'CLIP_TYPE': 'value', 'CLIP_VALUE': 0.01}", "LOG.GRAD_NORM", "True"],
-    "token_loss": ["MODEL.LOSS.NAME", "TokenCrossEntropyLoss", "LOG.TRAIN_METRICS", "['Accuracy']"],
+    "token_loss": ["MODEL.LOSS.NAME", "TokenCrossEntropyLoss"],
     "plain": [],
     "items": ["MODEL.LOSS.NAME", "meshes:Items", "SOLVER.ACCUMULATION_STEPS", "2"],
     "tied": ["MODEL.ARGS.tied", "True"],
@@ -137,8 +123,6 @@ def mesh_options(mesh, name):
     args = dict(zip(("replicate", "shard", "tensor"), mesh, strict=True), min_params=500)
     if name == "bfloat16":
         args |= {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
-    if name == "sequence":
-        args["plan"] = SEQUENCE
     return ["PARALLEL.NAME", "mesh", "PARALLEL.ARGS", repr(args)]
 
 
@@ -168,7 +152,8 @@ def combinations(folder, runs, resumed):
             trainer = run(folder / text / name, parse(text), name)
             if name == "all":
                 loader = trainer.build_test_loader(trainer.cfg, "meshes:test")
-                predict_dataset(trainer.model, loader, str(folder / text / "predicted"), predict=lambda m, b: m(b[0]))
+                outputs = outputs_of(trainer.model, loader, lambda model, batch: model(batch[0]))
+                write_predictions(outputs, str(folder / text / "predicted"))
     for pair in resumed.split():
         resume(folder, *pair.split("-"))
 
@@ -205,6 +190,14 @@ class Scaled(Net):
         return self.head(x + self.mlp_proj(self.scale * self.mlp(self.norm2(x)))).transpose(1, 2).contiguous()
 
 
+class Odd(Net):
+    """Has a layer that two ranks cannot split."""
+
+    def __init__(self):
+        super().__init__()
+        self.odd = nn.Linear(16, 3)
+
+
 class Gated(Net):
     """Has an operation over the whole width between two layers that are split."""
 
@@ -239,19 +232,19 @@ def errors(folder):
         "product": {"replicate": 3, "shard": 1, "tensor": 1},
         "left": {"shard": 3, "replicate": -1},
         "pattern": {**split, "plan": {"atention.q": "colwise"}},
-        "incomplete": {**split, "plan": {name: word for name, word in SEQUENCE.items() if name != "norm2"}},
+        "word": {**split, "plan": {"mlp": "rowwse"}},
         "twice": {**split, "plan": {"mlp": "colwise", "ml?": "rowwise"}},
         "kind": {**split, "plan": {"norm1": "colwise->replicate"}},
         "tied": {**split, "plan": {"tokens": "colwise->replicate", "head": "colwise->replicate"}},
         "none": split,
-        "heads": {"shard": 1, "tensor": 2, "heads": 3},
+        "size": {"replicate": 1, "shard": 1, "tensor": 2, "plan": {"odd": "colwise->replicate"}},
         "forgotten": {**split, "plan": {"mlp": "colwise"}},
         "whole width": split,
         "whole width in bfloat16": {**split, "param_dtype": "bfloat16"},
     }
     models = {"none": "meshes:Untouched", "whole width": "meshes:Gated", "whole width in bfloat16": "meshes:Gated"}
+    models["size"] = "meshes:Odd"
     for name, args in cases.items():
-        Attention.heads = args.pop("heads", 4)
         more = ["MODEL.NAME", models[name]] if name in models else ["MODEL.ARGS.tied", str(name == "tied")]
         try:
             made = DefaultTrainer(config(folder / name, "PARALLEL.NAME", "mesh", "PARALLEL.ARGS", repr(args), *more))

@@ -1,4 +1,4 @@
-"""The strategies of docs/strategies.md: training, resume, evaluation. Their files are in the ranks' folder."""
+"""The strategies of docs/distributed.md: training, resume, evaluation. Their files are in the ranks' folder."""
 
 import logging
 import shutil
@@ -10,11 +10,9 @@ from results import write_result
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, comm
-from hookline.hooks import HookBase
 
 ROOT = Path(__file__).parents[3]
-# What a run needs besides its strategy. Elsewhere, with 61 samples, the shares of two ranks differ.
-PIPELINE = [*("DATALOADER.BATCH_SIZE", 64, "SOLVER.ACCUMULATION_STEPS", 4, "HOOKS", "['EMA']")]
+# What a run needs besides its strategy. With 61 samples, the shares of two ranks differ.
 OPTIONS = {
     "tensor_parallel": ["HOOKS", "['strategies:DrawnSame']"],
     "local_sgd": [
@@ -22,27 +20,19 @@ OPTIONS = {
         *("SOLVER.OPTIMIZER.NAME", "SGD", "SOLVER.OPTIMIZER.ARGS.momentum", 0.9),
     ],
     "by_hand": ["SOLVER.ACCUMULATION_STEPS", 2],
-    "pipeline": PIPELINE,
-    "alone_pipeline": PIPELINE,
 }
-GPT = [
-    *("MODEL.ARGS", "{'width': 32, 'block_size': 16, 'depth': 3}", "DATALOADER.BATCH_SIZE", 8, "HOOKS", "[]"),
-    *("CHECKPOINT.BEST.METRIC", "", "SOLVER.ACCUMULATION_STEPS", 4),
-    *("DATASETS.TRAIN", "[{'NAME': 'python_docs_test', 'ARGS': {'block_size': 16}}]", "DATASETS.TEST", "[]"),
-]
 
 
-def make(folder, name, strategy, *options, resume=False, config="synthetic/mlp.yaml"):
+def make(folder, name, strategy, *options, resume=False):
     cfg = get_cfg()
-    cfg.merge_from_file(str(ROOT / "configs" / config))
+    cfg.merge_from_file(str(ROOT / "configs/synthetic/mlp.yaml"))
     given = [
         *("MODEL.DEVICE", "cpu", "OUTPUT_DIR", folder / name, "SEED", 3),
         *("DATALOADER.BATCH_SIZE", 61, "SOLVER.MAX_ITER", 8, "SOLVER.CHECKPOINT_PERIOD", 3, "LOG.PERIOD", 1),
         *("TEST.EVAL_PERIOD", 4, "PARALLEL.NAME", strategy, "LOG.WRITERS", "['JSONWriter']"),
         *("SOLVER.CLIP_GRADIENTS", "{'ENABLED': True, 'CLIP_TYPE': 'norm', 'CLIP_VALUE': 0.2}"),
     ]
-    if config == "synthetic/mlp.yaml":
-        given += ["MODEL.ARGS.hidden", "[32, 16]", *OPTIONS.get(name.split("-")[0], [])]
+    given += ["MODEL.ARGS.hidden", "[32, 16]", *OPTIONS.get(name.split("-")[0], [])]
     cfg.merge_from_list([str(value) for value in (*given, *options)])
     trainer = DefaultTrainer(cfg)
     trainer.resume_or_load(resume=resume)
@@ -84,8 +74,7 @@ def train(folder, strategies):
 def alone(folder, *others):
     """Train on one rank, resume the runs of several, and evaluate their last checkpoints."""
     logging.disable(logging.WARNING)
-    for name in ("alone", "alone_pipeline"):
-        make(folder, name, "auto").train()
+    make(folder, "alone", "auto").train()
     results = {}
     for name in others:
         if name != "local_sgd":
@@ -96,25 +85,6 @@ def alone(folder, *others):
     write_result(folder, results)
 
 
-def gpts(folder):
-    """Train a GPT in a pipeline: a strategy for two ranks, none on one."""
-    sys.path.insert(0, str(folder))
-    logging.disable(logging.WARNING)
-    strategy = "gpt_pipeline:GPTPipeline"
-    runs = {"gpt": [strategy], "gpt_interleaved": [strategy, "PARALLEL.ARGS.stages_per_rank", 2]}
-    for name, options in runs.items() if comm.get_world_size() > 1 else [("gpt_alone", ["auto"])]:
-        make(folder, name, *options, *GPT, config="language/gpt.yaml").train()
-
-
-class Listening(HookBase):
-    def before_backward(self, losses):
-        pass
-
-
-class Reading(HookBase):
-    uses_outputs = True
-
-
 def refusals(folder):
     """What the strategies do not work with."""
     sys.path.insert(0, str(folder))
@@ -123,9 +93,6 @@ def refusals(folder):
     for options in (
         ["engine_step:EngineStrategy", "SOLVER.AMP", "{'ENABLED': True, 'DTYPE': 'float16'}"],
         ["by_hand:ByHand", "SOLVER.COMPILE_STEP", True],
-        ["schedule:OneByOne", "HOOKS", "['own_strategies:Listening']"],
-        ["schedule:OneByOne", "HOOKS", "['own_strategies:Reading']"],
-        ["pipeline:Pipeline", "SOLVER.ACCUMULATION_STEPS", 2],
     ):
         try:
             make(folder, "refused", *options).train()

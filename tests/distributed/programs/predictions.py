@@ -7,7 +7,8 @@ from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 from hookline.engine import comm
 from hookline.engine.data.samplers import InferenceSampler
-from hookline.engine.evaluation import predict_dataset, write_predictions
+from hookline.engine.evaluation import write_predictions
+from hookline.engine.evaluation.evaluator import outputs_of
 from hookline.engine.parallel.fsdp import FSDP2
 
 
@@ -32,7 +33,8 @@ def main(folder):
             ("sharded", sharded, "jsonl"),
         ):
             where = str(folder / name / str(size))
-            result[f"{name} {size} {format}"] = predict_dataset(model, loader, where, format=format, predict=predict)[1]
+            outputs = outputs_of(model, loader, predict)
+            result[f"{name} {size} {format}"] = write_predictions(outputs, where, format=format)[1]
         with torch.no_grad():
             result[f"expected {size}"] = plain(data.tensors[0]).tolist()
     texts = ["a\rb", "long " * 40_000, 'a "quote",\r\nmore', "é"]

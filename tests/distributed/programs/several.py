@@ -41,7 +41,7 @@ def trainer_of(folder, strategy, max_iter, resume=False):
             *("MODEL.NAME", "Gan", "MODEL.DEVICE", "cpu", "DATASETS.TRAIN", ["six_numbers"], "SEED", 1),
             *("DATALOADER.BATCH_SIZE", 8, "SOLVER.MAX_ITER", max_iter, "SOLVER.LR_SCHEDULER_NAME", "ConstantLR"),
             *("SOLVER.WARMUP_ITERS", 0, "SOLVER.OPTIMIZER.NAME", "Adam", "SOLVER.BASE_LR", 0.01, "LOG.WRITERS", []),
-            *("SOLVER.OPTIMIZERS.critic", {"PARAMS": "critic"}, "SOLVER.OPTIMIZERS.generator", {"EVERY": 2}),
+            *("SOLVER.OPTIMIZERS.critic", {"PARAMS": "critic"}, "SOLVER.OPTIMIZERS.generator", {}),
             *("PARALLEL.NAME", strategy, "PARALLEL.ARGS", args, "OUTPUT_DIR", folder, "LOG.PROGRESS_BAR", False),
         ]
     )

@@ -9,7 +9,8 @@ from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer, comm
 from hookline.engine.data import GlobalBatchSampler, TrainingSampler
 from hookline.engine.data.samplers import InferenceSampler
-from hookline.engine.evaluation import predict_dataset
+from hookline.engine.evaluation import write_predictions
+from hookline.engine.evaluation.evaluator import outputs_of
 from hookline.engine.parallel import Strategy
 from hookline.engine.parallel.base import share_weights
 
@@ -54,6 +55,6 @@ def samplers(folder):
     errors = [refused(), error_of(0, 2), error_of(rank, 1 + rank), error_of(1 - rank, 2), error_of(0, 0)]
     comm.set_data_ranks(0, 1)
     one = GlobalBatchSampler(range(6), 4)
-    predicted = predict_dataset(nn.Identity(), [torch.arange(3.0)], str(folder))
+    predicted = write_predictions(outputs_of(nn.Identity(), [torch.arange(3.0)]), str(folder))
     shared = [list(one), list(InferenceSampler(5)), next(iter(TrainingSampler(5, shuffle=False))), predicted[1]]
     write_result(folder, [before, errors, shared])

@@ -2,7 +2,6 @@
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from hookline.engine import comm
@@ -23,19 +22,6 @@ class TensorParallel(Strategy):
 
 class Undeclared(Strategy):
     wrap = TensorParallel.wrap
-
-
-class Grid(Strategy):
-    """FSDP2 over pairs of ranks that share a batch."""
-
-    averages = True
-    data_rank = property(lambda self: comm.get_rank() // 2)
-    data_size = property(lambda self: comm.get_world_size() // 2)
-
-    def wrap(self, model, device):
-        mesh = init_device_mesh(device.type, (self.data_size, 2), mesh_dim_names=("data", "tensor"))
-        parallelize_module(model, mesh["tensor"], PLAN)
-        return fully_shard(model, mesh=mesh["data"])
 
 
 class LocalSGD(Strategy):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -17,13 +16,6 @@ class Wait(HookBase):
         if self.trainer.iter >= 40 and not Path("go").exists():
             Path(f"waits.{rank}of{world_size}").write_text(f"{os.getpid()} {os.getppid()}")
             time.sleep(0.05)
-
-
-class KillOnce(HookBase):
-    def before_step(self):
-        if self.trainer.comm.get_rank() == 1 and self.trainer.iter == 40 and not Path("killed").exists():
-            Path("killed").write_text("")
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Record(HookBase):

@@ -1,13 +1,20 @@
+"""Which checkpoint a run resumes from."""
+
 import math
 import os
 
 import pytest
 import torch
+from small_runs import Counter
 from torch import nn
 
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.checkpoint.candidates import check_resumable, newest_first
+
+
+def sorted_names(folder):
+    return [os.path.basename(path) for path in newest_first(str(path) for path in folder.iterdir())]
 
 
 def test_files_are_sorted_by_the_iteration_they_hold(tmp_path):
@@ -22,73 +29,66 @@ def test_files_are_sorted_by_the_iteration_they_hold(tmp_path):
         torch.save(content, tmp_path / name)
         os.utime(tmp_path / name, (seconds, seconds))
     (tmp_path / "model_torn.pth").write_bytes(b"PK")
-    paths = [str(path) for path in tmp_path.iterdir()]
-    assert [os.path.basename(path) for path in newest_first(paths)] == [
-        "model_final.pth",
-        "model_0000019.pth",
-        "model_0000009.pth",
-        "model_torn.pth",
-    ]
+    assert sorted_names(tmp_path) == ["model_final.pth", "model_0000019.pth", "model_0000009.pth", "model_torn.pth"]
 
 
-@pytest.mark.parametrize("junk", ["pipe", torch.ones(2), {"trainer": torch.ones(2)}, {"iteration": math.inf}, {}])
+@pytest.mark.parametrize("junk", ["pipe", {"trainer": torch.ones(2)}, {"iteration": math.inf}, {}])
 def test_files_without_an_iteration_come_last_and_pipes_do_not_block(tmp_path, junk):
     torch.save({"iteration": 3}, tmp_path / "model_0000003.pth")
     if junk == "pipe":
         os.mkfifo(tmp_path / "model_0000009.pth")
     else:
         torch.save(junk, tmp_path / "model_0000009.pth")
-    found = newest_first(str(path) for path in tmp_path.iterdir())
-    assert [os.path.basename(path) for path in found] == ["model_0000003.pth", "model_0000009.pth"]
-
-
-def test_files_behind_a_uri_are_sorted_by_the_number_in_their_name():
-    names = ["model_9.pth", "model_10.pth", "model_final.pth", "model_best_3.pth", "model_exception.pth"]
-    found = newest_first(f"memory://run7/{name}" for name in names)
-    assert [os.path.basename(path) for path in found] == ["model_10.pth", "model_9.pth", "model_final.pth"]
+    assert sorted_names(tmp_path) == ["model_0000003.pth", "model_0000009.pth"]
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "names"),
     [
-        ([1], "is not a checkpoint: it holds a list"),
-        ({"model": {}}, "cannot be resumed from: it has no trainer"),
-        ({"trainer": {}}, "cannot be resumed from: it has no model"),
-        ({"model": {}, "trainer": 7}, "cannot be resumed from: the state of the trainer is a int"),
-        ({"model": {}, "trainer": {"iteration": -5}}, "cannot be resumed from: its iteration is -5"),
-        ({"model": {}, "trainer": {}, "iteration": math.inf}, "cannot be resumed from: its iteration is a float"),
-        ({"model": {}, "trainer": {"iteration": torch.ones(3)}}, "cannot be resumed from: its iteration is a Tensor"),
+        ([1], "model, trainer"),
+        ({"model": {}}, "trainer"),
+        ({"trainer": {}}, "model"),
+        ({"model": {}, "trainer": 7}, "trainer"),
+        ({"model": {}, "trainer": {"iteration": -5}}, "iteration"),
+        ({"model": {}, "trainer": {}, "iteration": math.inf}, "iteration"),
+        ({"model": {}, "trainer": {}}, None),
     ],
 )
-def test_a_file_without_the_runs_state_is_not_resumable(tmp_path, content, message):
-    path = tmp_path / "model.pth"
+def test_a_file_without_the_runs_state_is_not_resumable(tmp_path, content, names):
+    path = tmp_path / "file.pth"
     torch.save(content, path)
-    with pytest.raises(ConfigError, match=rf"^memory://model\.pth {message}"):
-        check_resumable(str(path), ["trainer"], name="memory://model.pth")
+    if names is None:
+        check_resumable(str(path), ["trainer"])
+    else:
+        with pytest.raises(ConfigError, match=names):
+            check_resumable(str(path), ["trainer"])
 
 
-def test_an_undamaged_checkpoint_is_resumable(tmp_path):
-    torch.save({"model": {}, "trainer": {}}, tmp_path / "model.pth")
-    check_resumable(str(tmp_path / "model.pth"), ["trainer"])
+@pytest.fixture
+def run(tmp_path):
+    """A run's folder with checkpoints of the iterations 1 and 2, and one of a failure at 3."""
+    checkpointer = Checkpointer(nn.Linear(2, 2), str(tmp_path), counter=Counter())
+    checkpointer.save("model_1", iteration=1)
+    checkpointer.save("model_2", iteration=2)
+    checkpointer.save("model_exception", tag_last=False, iteration=3)
+    return tmp_path
 
 
-@pytest.mark.parametrize("other", [nn.Linear(3, 4), nn.Linear(2, 4, bias=False), nn.Sequential(nn.Linear(2, 4))])
-def test_a_checkpoint_of_another_model_is_not_resumable(tmp_path, other):
-    path, own = str(tmp_path / "model.pth"), nn.Linear(2, 4)
-    torch.save({"model": other.state_dict(), "trainer": {}}, path)
-    with pytest.raises(ConfigError, match=r"model\.pth is a checkpoint of another model"):
-        check_resumable(path, ["trainer"], model=own)
-    torch.save({"model": own.state_dict(), "trainer": {}}, path)
-    check_resumable(path, ["trainer"], model=own)
-    check_resumable(path, ["trainer"], model=nn.LazyLinear(4))
+def resumed(folder):
+    return Checkpointer(nn.Linear(2, 2), str(folder), counter=Counter()).resume_or_load("").get("iteration")
 
 
-def test_a_newer_checkpoint_of_another_model_is_skipped(tmp_path):
-    def saved(model, name, iteration):
-        Checkpointer(model, str(tmp_path)).save(name, iteration=iteration)
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00garbage", b"model_9.pth", b"a/../b", b"\0", b"x" * 999])
+def test_a_missing_or_wrong_last_checkpoint_falls_back_to_the_newest_file(run, log, content):
+    (run / "last_checkpoint").unlink()
+    if content is not None:
+        (run / "last_checkpoint").write_bytes(content)
+    assert resumed(run) == 2
+    assert any("Resuming from" in message and "model_2.pth" in message for message in log.messages)
 
-    saved(nn.Linear(2, 4), "model_0000009", 9)
-    saved(nn.Linear(5, 5), "model_0000029", 29)
-    (tmp_path / "last_checkpoint").unlink()
-    checkpointer = Checkpointer(nn.Linear(2, 4), str(tmp_path))
-    assert checkpointer.resume_or_load("")["iteration"] == 9
+
+def test_an_exception_checkpoint_is_resumed_only_if_last_checkpoint_names_it(run):
+    (run / "model_2.pth").write_bytes(b"")
+    assert resumed(run) == 1
+    (run / "last_checkpoint").write_text("model_exception.pth")
+    assert resumed(run) == 3

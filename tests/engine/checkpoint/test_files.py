@@ -1,13 +1,37 @@
-import io
+"""Files of checkpoints: verified when they are read, written whole or not at all, also while training continues."""
+
+import errno
+import logging
+import os
 import pickle
+import resource
+import shutil
 import struct
+import subprocess
+import sys
+import threading
 import zipfile
 
 import pytest
 import torch
+from iopath.common.file_io import PathHandler
+from small_runs import Counter
+from torch import nn
 
 from hookline.config import ConfigError
-from hookline.engine.checkpoint.files import verify_checkpoint, write_checkpoint
+from hookline.engine.checkpoint import Checkpointer, CheckpointError, files
+from hookline.engine.checkpoint.files import Saver, verify_checkpoint, write_checkpoint
+from hookline.hooks import BestCheckpointer
+
+both_ways = pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    monkeypatch.setattr(files, "RETRY_AFTER", 0.0)
+
+
+# ---------------------------------------------------------------------------- the format
 
 STATE = {"model": {"weight": torch.arange(7.0), "empty": torch.empty(0)}, "iteration": 3}
 
@@ -19,32 +43,26 @@ def write(path, data=STATE):
 
 @pytest.fixture
 def path(tmp_path):
-    path = tmp_path / "model.pth"
-    write(path)
-    return path
+    write(tmp_path / "model.pth")
+    return tmp_path / "model.pth"
 
 
-@pytest.mark.parametrize("mmap", [False, True])
-def test_torch_load_reads_the_file(path, mmap):
-    loaded = torch.load(path, weights_only=True, mmap=mmap)
-    assert loaded["model"]["weight"].tolist() == STATE["model"]["weight"].tolist()
-    assert loaded["iteration"] == 3
-
-
-@pytest.mark.parametrize("size", [10, 3_000, 50_000])
-def test_a_file_of_several_tensors_verifies_and_is_a_zip_archive(tmp_path, size):
-    path = tmp_path / "model.pth"
-    write(path, [torch.randn(size), torch.randn(5), torch.randn(size)])
+@pytest.mark.parametrize("size", [10, 50_000])
+def test_a_file_is_a_zip_archive_that_torch_reads(path, size):
+    tensors = [torch.randn(size), torch.randn(5), torch.randn(size)]
+    write(path, tensors)
     verify_checkpoint(str(path))
-    assert [len(tensor) for tensor in torch.load(path, weights_only=True)] == [size, 5, size]
+    for mmap in (False, True):
+        assert all(map(torch.equal, torch.load(path, weights_only=True, mmap=mmap), tensors))
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
 
 
-def test_any_flipped_bit_is_detected_or_changes_nothing_that_is_read(path):
+def test_a_flipped_bit_is_detected_or_changes_nothing_that_is_read(path):
     whole = path.read_bytes()
     detected = 0
-    for index in range(len(whole)):
+    flipped = range(0, len(whole), 3)
+    for index in flipped:
         path.write_bytes(whole[:index] + bytes([whole[index] ^ 1 << index % 8]) + whole[index + 1 :])
         try:
             verify_checkpoint(str(path))
@@ -56,84 +74,331 @@ def test_any_flipped_bit_is_detected_or_changes_nothing_that_is_read(path):
         assert loaded["iteration"] == 3
         assert loaded["model"].keys() == STATE["model"].keys()
         assert all(torch.equal(loaded["model"][name], value) for name, value in STATE["model"].items())
-    assert detected > len(whole) // 3
+    assert detected > len(flipped) // 3
 
 
-def test_a_flipped_bit_in_a_large_file_is_detected(tmp_path):
-    path = tmp_path / "model.pth"
-    write(path, [torch.randn(3_000_000), torch.randn(9)])
-    whole = bytearray(path.read_bytes())
-    whole[len(whole) // 2] ^= 4
-    path.write_bytes(whole)
-    with pytest.raises(ConfigError, match=r"damaged: the checksum of .*data/0 is wrong"):
-        verify_checkpoint(str(path))
-
-
-def test_a_file_truncated_anywhere_is_detected(path):
-    whole = path.read_bytes()
-    for length in range(0, len(whole), 37):
-        path.write_bytes(whole[:length])
-        with pytest.raises(ConfigError, match=r"model\.pth is (damaged|empty|not a checkpoint)"):
-            verify_checkpoint(str(path))
-
-
-def archive_of(name):
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(name, "text")
-    return file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "is empty"),
-        (b"some text", "is not a checkpoint"),
-        (pickle.dumps({"model": 1}), "is not a checkpoint"),
-        (archive_of("notes.txt"), "is not a checkpoint, but some other archive"),
-    ],
-    ids=["empty", "text", "pickle", "zip"],
-)
-def test_other_files_are_refused(path, content, message):
-    path.write_bytes(content)
-    with pytest.raises(ConfigError, match=rf"model\.pth {message}"):
-        verify_checkpoint(str(path))
-
-
-def test_missing_files_and_folders_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="does not exist"):
-        verify_checkpoint(str(tmp_path / "gone.pth"))
-    with pytest.raises(ConfigError, match="is not a file"):
-        verify_checkpoint(str(tmp_path))
-
-
-def test_files_of_torch_save_are_verified_by_their_own_checksums(tmp_path):
-    path = tmp_path / "other.pth"
-    torch.save({"model": {"weight": torch.arange(50.0)}}, path)
+@pytest.mark.parametrize("save", [write, lambda path, data: torch.save(data, path)], ids=["ours", "torch.save"])
+def test_a_flipped_bit_of_a_tensor_is_detected_in_our_files_and_in_torchs(path, save):
+    tensor = torch.randn(300_000)
+    save(path, {"model": {"weight": tensor}})
     verify_checkpoint(str(path))
-    whole = path.read_bytes()
-    start = whole.index(torch.arange(50.0).numpy().tobytes())
-    path.write_bytes(whole[: start + 9] + bytes([whole[start + 9] ^ 1]) + whole[start + 10 :])
-    with pytest.raises(ConfigError, match=r"the checksum of .*data/0 is wrong"):
+    content = bytearray(path.read_bytes())
+    content[content.index(tensor.numpy().tobytes()) + 9] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"model\.pth is damaged: the checksum of .*data/0"):
         verify_checkpoint(str(path))
 
 
-def test_a_failed_write_raises_the_cause():
-    with open("/dev/full", "wb+", buffering=0) as file, pytest.raises(OSError, match="No space left") as raised:
-        write_checkpoint(file, STATE)
-    assert raised.value.errno == 28
+def test_truncated_and_other_files_are_refused(path):
+    whole = path.read_bytes()
+    truncated = [whole[:length] for length in range(0, len(whole), 61)]
+    for content in (*truncated, b"", b"some text", pickle.dumps({"model": 1})):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"model\.pth is (damaged|cut short)"):
+            verify_checkpoint(str(path))
+    for other in (path.parent, path.parent / "gone.pth"):
+        with pytest.raises(ConfigError, match=other.name):
+            verify_checkpoint(str(other))
 
 
-def test_overlapping_records_are_refused_before_they_are_read(tmp_path):
-    torch.save({"model": {"weight": torch.zeros(1000)}}, tmp_path / "model.pth")
-    content = (tmp_path / "model.pth").read_bytes()
-    with zipfile.ZipFile(tmp_path / "model.pth") as archive:
-        start = archive.start_dir
-    end = content.index(b"PK\x05\x06")
-    directory, count = content[start:end], 500  # the directory lists the same content many times
+def test_overlapping_records_are_refused_before_they_are_read(path):
+    torch.save({"model": {"weight": torch.zeros(1000)}}, path)
+    content = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        start, entries = archive.start_dir, len(archive.infolist()) * 500
+    directory = content[start : content.index(b"PK\x05\x06")]  # it lists the same content many times
     directory = directory[: directory.index(b"PK\x06\x06")] if b"PK\x06\x06" in directory else directory
-    entries = len(zipfile.ZipFile(tmp_path / "model.pth").infolist()) * count
-    tail = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, entries, entries, len(directory) * count, start, 0)
-    (tmp_path / "model.pth").write_bytes(content[:start] + directory * count + tail)
-    with pytest.raises(ConfigError, match="its parts overlap"):
-        verify_checkpoint(str(tmp_path / "model.pth"))
+    tail = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, entries, entries, len(directory) * 500, start, 0)
+    path.write_bytes(content[:start] + directory * 500 + tail)
+    with pytest.raises(ConfigError, match="overlap"):
+        verify_checkpoint(str(path))
+
+
+# ---------------------------------------------------------------------------- writes that fail
+
+
+class Disk:
+    """Fails ``failures`` times, then works; waits for ``gate`` if it is given."""
+
+    def __init__(self, failures=0, error=None, gate=None):
+        self.failures, self.error, self.gate = failures, error or OSError(errno.ENOSPC, "No space left"), gate
+        self.calls, self.threads = 0, []
+
+    def __call__(self):
+        assert self.gate is None or self.gate.wait(20)
+        self.calls += 1
+        self.threads.append(threading.current_thread())
+        if self.calls <= self.failures:
+            raise self.error
+
+
+def levels(log, level):
+    return [record.getMessage() for record in log.records if record.levelno == level]
+
+
+def write_and_wait(saver, disk, then=None):
+    saver.write("a.pth", disk, then)
+    saver.wait()
+
+
+def test_asynchronous_writes_run_one_at_a_time_in_a_thread_and_are_reported_on_the_caller():
+    gate, reported, here = threading.Event(), [], threading.current_thread()
+    saver, first, second = Saver(asynchronous=True), Disk(gate=gate), Disk(failures=2)
+    saver.write("a.pth", first, lambda error: reported.append((error, threading.current_thread())))
+    saver.poll()
+    assert reported == []
+    gate.set()
+    saver.write("b.pth", second)  # waits for the first
+    assert reported == [(None, here)]
+    assert here not in first.threads
+    with pytest.raises(CheckpointError, match=r"b\.pth"):
+        saver.write("c.pth", Disk())
+    assert saver.pending is None
+
+
+@both_ways
+def test_a_write_is_retried_once_and_only_after_disk_errors(log, asynchronous):
+    reported, disk = [], Disk(failures=1)
+    write_and_wait(Saver(asynchronous), disk, reported.append)
+    assert (disk.calls, reported) == (2, [None])
+    assert "Retrying once: cannot save a.pth: No space left" in levels(log, logging.WARNING)[0]
+    bug = Disk(failures=9, error=RuntimeError("a bug"))
+    with pytest.raises(RuntimeError, match="a bug"):
+        write_and_wait(Saver(asynchronous, "continue"), bug)
+    assert bug.calls == 1
+
+
+@both_ways
+@pytest.mark.parametrize("on_error", ["stop", "continue"])
+def test_a_write_that_fails_twice_stops_the_run_or_is_logged(log, asynchronous, on_error):
+    saver, disk, reported = Saver(asynchronous, on_error), Disk(failures=2), []
+    if on_error == "stop":
+        with pytest.raises(CheckpointError, match=r"cannot save a\.pth: No space left.*OUTPUT_DIR"):
+            write_and_wait(saver, disk, reported.append)
+    else:
+        write_and_wait(saver, disk, reported.append)
+    assert len(levels(log, logging.ERROR)) == (on_error == "continue")
+    assert disk.calls == 2
+    assert reported[0].errno == errno.ENOSPC
+    write_and_wait(saver, disk, reported.append)  # the next save is a new one
+    assert reported[1:] == [None]
+
+
+# ---------------------------------------------------------------------------- copies for asynchronous writes
+
+
+@pytest.mark.parametrize("width", [2, 5, 500])
+def test_a_copy_does_not_change_with_the_state(width):
+    saver, weight, sparse = Saver(asynchronous=True), torch.randn(width, 7), torch.eye(3).to_sparse()
+    data = {"weight": weight, "tied": weight.detach(), "part": weight[1:, ::2], "sparse": sparse}
+    saver.keep({"weight": torch.ones(50, 7)})  # a copy of another size
+    expected = weight.clone()
+    copy = saver.keep(data)
+    weight.zero_()
+    sparse.zero_()
+    assert copy["weight"] is copy["tied"]
+    assert torch.equal(copy["weight"], expected)
+    assert torch.equal(copy["part"], expected[1:, ::2])
+    assert torch.equal(copy["sparse"].to_dense(), torch.eye(3))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_copy_from_a_gpu_holds_the_state_at_the_call():
+    saver, weight = Saver(asynchronous=True), torch.zeros(50_000_000, device="cuda")
+    for value in (1.0, 2.0):
+        weight.fill_(value)
+        copy = saver.keep({"weight": weight})
+        weight.fill_(-1.0)  # queued behind the copy
+        write_and_wait(saver, lambda: None)
+        assert copy["weight"].is_pinned()
+        assert torch.equal(copy["weight"], torch.full((50_000_000,), value))
+    del copy
+    saver.close()
+
+
+# ---------------------------------------------------------------------------- saves of a run
+
+
+class Gated(Checkpointer):
+    """Writes only once ``gate`` is open."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, asynchronous=True, **kwargs)
+        self.gate = threading.Event()
+
+    def _prepare(self, path, further):
+        write = super()._prepare(path, further)
+        return lambda: self.gate.wait(20) and write()
+
+
+def net(value=0.0):
+    model = nn.Linear(3, 3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    return model
+
+
+def names(folder):
+    return sorted(os.listdir(folder))
+
+
+def save_and_wait(checkpointer, name, **kwargs):
+    checkpointer.save(name, **kwargs)
+    checkpointer.wait()
+
+
+def resumed(folder, **kwargs):
+    """Return the iteration and the weights' value from which a run in ``folder`` would resume."""
+    model = net()
+    extra = Checkpointer(model, str(folder), **kwargs).resume_or_load("")
+    return extra.get("iteration"), model.weight[0, 0].item()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a checkpoint of iteration 1, whose weights are 1."""
+    Checkpointer(net(1.0), str(tmp_path / "run")).save("model_1", iteration=1)
+    return tmp_path / "run"
+
+
+def unchanged(folder):
+    return names(folder) == ["last_checkpoint", "model_1.pth"] and resumed(folder) == (1, 1.0)
+
+
+def test_only_temporary_files_of_killed_runs_are_removed(folder):
+    code = "import os, sys; from hookline.config.files.atomic import replace_file\n"
+    code += "replace_file(sys.argv[1], lambda file: os._exit(9))"
+    assert subprocess.run([sys.executable, "-c", code, folder / "model_1.pth"], check=False).returncode == 9
+    assert len(names(folder)) == 3
+    mine = ["model_1.pth.tmp.1", "notes.txt.old.1", "model_9.pth.old.7", "metrics.json"]
+    for name in mine:
+        (folder / name).write_text("mine")
+    assert resumed(folder) == (1, 1.0)
+    Checkpointer(net(), str(folder)).save("model_3")
+    assert names(folder) == sorted([*mine, "last_checkpoint", "model_1.pth", "model_3.pth"])
+
+
+@pytest.fixture
+def small_files():
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@both_ways
+def test_an_error_in_the_middle_of_a_file_keeps_the_earlier_files(folder, small_files, asynchronous):
+    checkpointer, reported = Checkpointer(net(), str(folder), asynchronous=asynchronous), []
+    for name in ("model_1", "model_2"):
+        outdated = [str(folder / "model_1.pth")]
+        with pytest.raises(CheckpointError, match=rf"cannot save .*{name}\.pth: File too large"):
+            save_and_wait(checkpointer, name, more=torch.ones(100_000), outdated=outdated, then=reported.append)
+        assert reported.pop().errno == errno.EFBIG
+    assert unchanged(folder)
+
+
+@both_ways
+def test_a_removed_folder_is_an_error_and_is_not_created_again(folder, asynchronous):
+    checkpointer = Checkpointer(net(3.0), str(folder), asynchronous=asynchronous)
+    shutil.rmtree(folder)
+    with pytest.raises(CheckpointError, match=r"model_2\.pth: No such file"):
+        save_and_wait(checkpointer, "model_2")
+    assert not folder.exists()
+    folder.mkdir()
+    checkpointer.save("model_3", iteration=3)
+    checkpointer.close()
+    assert resumed(folder) == (3, 3.0)
+
+
+def test_a_wrong_on_error_is_refused(folder):
+    with pytest.raises(ConfigError, match="on_error"):
+        Checkpointer(net(), str(folder), on_error="ignore")
+
+
+def test_an_asynchronous_save_holds_the_state_at_the_call_and_counts_when_it_is_complete(folder):
+    model, counter = net(2.0), Counter([1])
+    checkpointer = Gated(model, str(folder), counter=counter)
+    checkpointer.save("model_2", iteration=2, outdated=[str(folder / "model_1.pth")])
+    with torch.no_grad():
+        model.weight.fill_(9.0)
+    counter.value.append(9)
+    checkpointer.poll()
+    assert unchanged(folder)
+    checkpointer.gate.set()
+    checkpointer.wait()
+    assert names(folder) == ["last_checkpoint", "model_2.pth"]
+    fresh = Counter()
+    assert resumed(folder, counter=fresh) == (2, 2.0)
+    assert fresh.value == [1]
+
+
+EXITS = """
+import sys, time, torch
+from hookline.engine.checkpoint import Checkpointer
+
+class Slow(Checkpointer):
+    def _prepare(self, path, further):
+        write = super()._prepare(path, further)
+        return lambda: (time.sleep(0.5), write())
+
+model = torch.nn.Linear(3, 3)
+torch.nn.init.ones_(model.weight)
+Slow(model, sys.argv[1], asynchronous=True).save("model_2", iteration=2)
+"""
+
+
+def test_a_program_waits_for_its_last_save_before_it_exits(tmp_path):
+    subprocess.run([sys.executable, "-c", EXITS, tmp_path], check=True)
+    assert resumed(tmp_path) == (2, 1.0)
+
+
+# ---------------------------------------------------------------------------- URIs
+
+
+class Bucket(PathHandler):
+    """URIs of files in a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def _get_supported_prefixes(self):
+        return ["bucket://"]
+
+    def _get_local_path(self, path, force=False, **kwargs):
+        return str(self.folder / path.removeprefix("bucket://run/"))
+
+    def _open(self, path, mode="r", buffering=-1, **kwargs):
+        return open(self._get_local_path(path), mode)
+
+    def _exists(self, path, **kwargs):
+        return os.path.exists(self._get_local_path(path))
+
+
+def in_bucket(folder, model, **kwargs):
+    checkpointer = Checkpointer(model, "bucket://run", counter=Counter(), **kwargs)
+    checkpointer.path_manager.register_handler(Bucket(folder))
+    return checkpointer
+
+
+@both_ways
+def test_behind_a_uri_checkpoints_are_saved_kept_and_resumed(tmp_path, asynchronous, log, monkeypatch):
+    checkpointer = in_bucket(tmp_path, net(1.0), asynchronous=asynchronous, on_error="continue")
+    checkpointer.save("model_1", iteration=1)
+    checkpointer.save("model_2", iteration=2, outdated=["bucket://run/model_1.pth"])
+    checkpointer.close()
+    assert names(tmp_path) == ["last_checkpoint", "model_1.pth", "model_2.pth"]
+    assert "bucket://run/model_1.pth is kept" in log.text
+    model = net()
+    assert in_bucket(tmp_path, model).resume_or_load("") == {"iteration": 2}
+    assert model.weight[0, 0] == 1.0
+    monkeypatch.setattr(Bucket, "_open", lambda *args, **kwargs: {}["no such bucket"])
+    checkpointer.save("model_3")
+    checkpointer.close()
+    assert "cannot save bucket://run/model_3.pth: KeyError: 'no such bucket'" in levels(log, logging.ERROR)[0]
+
+
+def test_the_best_checkpoints_need_a_local_folder(tmp_path):
+    with pytest.raises(ConfigError, match="bucket://run"):
+        BestCheckpointer(1, in_bucket(tmp_path, net()), "accuracy")

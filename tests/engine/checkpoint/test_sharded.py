@@ -1,97 +1,129 @@
-"""Folders of sharded checkpoints in a group of one process: content and damage."""
+"""Folders of sharded checkpoints in a group of one process: content, damage, and files made to attack."""
 
 import errno
+import io
 import json
+import os
+import pathlib
+import pickle
 import resource
+import warnings
+import zlib
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import metadata as dcp_metadata
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
 
 from hookline.config import ConfigError
+from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.checkpoint.sharded import (
-    fail_together,
-    is_sharded_folder,
     read_folder,
+    read_metadata,
+    read_tensors,
+    split_shards,
     verify_folder,
     write_folder,
 )
-from hookline.engine.checkpoint.shards import like_model, shard, split_shards
+from hookline.engine.checkpoint.weights import averaged_weights, check_weights, read_checkpoint
+from hookline.engine.export.export import export_weights
+from hookline.engine.export.inspection import inspect_checkpoint
 
 
 @pytest.fixture(scope="module")
-def mesh(tmp_path_factory):
-    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+def mesh():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
 
 
-def sharded(mesh, *shape):
-    torch.manual_seed(sum(shape))
-    return DTensor.from_local(torch.randn(*shape), mesh, [Shard(0)])
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+
+
+STATE = dict(net().state_dict())
+AVERAGED = {name: value + 1 for name, value in STATE.items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.fixture
 def state(mesh):
-    weight = sharded(mesh, 4, 3)
-    optimizer = {"state": {0: {"step": torch.tensor(3.0), "exp_avg": sharded(mesh, 4, 3)}}}
-    return {"model": {"a.weight": weight, "plain": torch.arange(3)}, "trainer": [{"optimizer": optimizer}, 7, "text"]}
+    def sharded(value):
+        return distribute_tensor(value, mesh, [Shard(0)])
+
+    optimizer = {"state": {0: {"step": torch.tensor(3.0), "exp_avg": sharded(STATE["0.weight"] + 1)}}}
+    model = {**STATE, "0.weight": sharded(STATE["0.weight"])}
+    return {"model": model, "trainer": {"iteration": 3, "list": [7, "text"], "optimizer": optimizer}}
 
 
 @pytest.fixture
-def folder(state, tmp_path):
-    path = tmp_path / "model_0000007.pth"
-    rest, shards = split_shards(state)
-    write_folder(str(path), rest, shards, dist.group.WORLD)
-    return path
+def ours(state, tmp_path):
+    """A sharded checkpoint of a run."""
+    write_folder(str(tmp_path / "model_1.pth"), *split_shards(state), dist.group.WORLD)
+    return tmp_path / "model_1.pth"
 
 
-def test_sharded_tensors_are_separated_by_place(state):
+def save(folder, content):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(content, checkpoint_id=str(folder))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder that another program wrote with torch.distributed.checkpoint."""
+    return save(tmp_path / "dcp", {"model": STATE, "trainer": {"hooks": {"EMA": {"averaged_model": AVERAGED}}}})
+
+
+# ---------------------------------------------------------------------------- content
+
+
+def test_sharded_tensors_are_separated_and_read_whole_without_a_model(state, ours):
     rest, shards = split_shards(state)
-    assert set(shards) == {("model", "a.weight"), ("trainer", "0", "optimizer", "state", "0", "exp_avg")}
-    assert torch.equal(rest["model"]["plain"], torch.arange(3))
-    assert rest["trainer"][1:] == [7, "text"]
+    assert set(shards) == {("model", "0.weight"), ("trainer", "optimizer", "state", "0", "exp_avg")}
     assert not any(isinstance(value, DTensor) for value in rest["model"].values())
-    assert isinstance(state["model"]["a.weight"], DTensor)  # as it was
+    assert isinstance(state["model"]["0.weight"], DTensor)  # as it was
+    read = read_folder(str(ours))
+    assert same(read["model"], STATE)
+    entry = read["trainer"]["optimizer"]["state"][0]
+    assert (entry["step"], read["trainer"]["list"]) == (3.0, [7, "text"])
+    assert torch.equal(entry["exp_avg"], STATE["0.weight"] + 1)
+    only = read_folder(str(ours), wanted=lambda keys: keys[0] == "model")
+    assert only["trainer"]["optimizer"]["state"][0]["exp_avg"] is None
 
 
-def test_a_folder_is_read_whole_without_a_model(folder, state):
-    assert is_sharded_folder(str(folder))
-    verify_folder(str(folder))
-    read = read_folder(str(folder))
-    assert torch.equal(read["model"]["a.weight"], state["model"]["a.weight"].to_local())
-    entry = read["trainer"][0]["optimizer"]["state"][0]
-    assert entry["step"] == 3.0
-    assert torch.equal(entry["exp_avg"], state["trainer"][0]["optimizer"]["state"][0]["exp_avg"].to_local())
-    assert read["trainer"][1:] == [7, "text"]
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+@pytest.mark.parametrize("kind", ["ours", "folder"])
+def test_a_sharded_checkpoint_is_a_warm_start_of_one_process(request, kind):
+    path, model = str(request.getfixturevalue(kind)), net(1)
+    check_weights(path)
+    Checkpointer(model).load(path, [], strict=True)
+    assert same(model.state_dict(), STATE)
 
 
-def test_unwanted_tensors_are_not_read(folder):
-    read = read_folder(str(folder), wanted=lambda keys: keys[0] == "model")
-    assert read["trainer"][0]["optimizer"]["state"][0]["exp_avg"] is None
-    assert read["model"]["a.weight"] is not None
+def test_folders_of_other_programs(folder, tmp_path):
+    assert same(averaged_weights(read_checkpoint(str(folder))), AVERAGED)
+    assert same(read_checkpoint(str(save(tmp_path / "plain", STATE)))["model"], STATE)
+    with pytest.raises(ConfigError, match="is not a checkpoint of a model"):
+        read_checkpoint(str(save(tmp_path / "other", {"optimizer": {"state": {"a": torch.ones(1)}}})))
 
 
-def test_a_whole_state_is_sharded_as_the_model_and_its_optimizer_are(mesh):
-    model = torch.nn.Linear(3, 4, bias=False)
-    model.weight = torch.nn.Parameter(sharded(mesh, 4, 3))
-    optimizer = torch.optim.AdamW(model.parameters())
-    like = like_model(model, [optimizer])
-    whole = {"weight": torch.ones(4, 3), "other": torch.ones(2), "state": {0: {"exp_avg": torch.ones(4, 3)}}}
-    parts = shard(whole, like)
-    assert isinstance(parts["weight"], DTensor)
-    assert isinstance(parts["state"][0]["exp_avg"], DTensor)
-    assert type(parts["other"]) is torch.Tensor
-    assert like(("model", "weight"), torch.Size((3, 4))) is None  # another shape
+# ---------------------------------------------------------------------------- damage and failed writes
 
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", "state.pth", "checksums.json", ".metadata"])
 @pytest.mark.parametrize("damage", ["lost", "cut", "changed"])
-def test_damage_is_detected_and_the_file_is_named(folder, name, damage):
-    path = folder / name
+def test_damage_is_detected_and_the_file_is_named(ours, name, damage):
+    path = ours / name
     content = bytearray(path.read_bytes())
     if damage == "lost":
         path.unlink()
@@ -100,55 +132,169 @@ def test_damage_is_detected_and_the_file_is_named(folder, name, damage):
     else:
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
-    with pytest.raises(ConfigError) as caught:
-        verify_folder(str(folder))
-    # If the checksums are damaged, the error names their file.
-    assert name in str(caught.value) or name == "checksums.json", caught.value
-    assert str(folder) in str(caught.value)
+    # Without one of its files, a folder may be of another program.
+    for call in (verify_folder,) if damage == "lost" else (verify_folder, check_weights, inspect_checkpoint):
+        with pytest.raises(ConfigError) as caught:
+            call(str(ours))
+        # If the checksums are damaged, the error names their file.
+        assert name in str(caught.value) or name == "checksums.json", caught.value
 
 
-def test_a_folder_of_the_same_name_is_replaced_and_a_file_too(folder, mesh):
-    for _ in range(2):
-        rest, shards = split_shards({"model": {"a.weight": sharded(mesh, 2, 2)}})
-        write_folder(str(folder), rest, shards, dist.group.WORLD)
-        assert read_folder(str(folder))["model"]["a.weight"].shape == (2, 2)
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
-        folder.write_bytes(b"a file")
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
-
-
-def test_a_failed_write_keeps_the_earlier_folder(folder, mesh):
-    class Unwritable:
-        pass
-
-    before = json.loads((folder / "checksums.json").read_text())
+def test_a_failed_write_keeps_the_earlier_folder(ours, mesh):
+    before = (ours / "checksums.json").read_bytes()
     with pytest.raises(OSError, match="Unwritable"):
-        write_folder(str(folder), {"model": Unwritable()}, {}, dist.group.WORLD)
-    assert json.loads((folder / "checksums.json").read_text()) == before
-    verify_folder(str(folder))
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
-
-
-def test_a_disk_error_in_a_shard_is_reported_as_one(folder, mesh):
-    before = sorted(path.name for path in folder.parent.iterdir())
+        write_folder(str(ours), {"model": type("Unwritable", (), {})()}, {}, dist.group.WORLD)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    shards = {("model", str(i)): sharded(mesh, 64, 100) for i in range(8)}
+    shards = {("model", str(i)): distribute_tensor(torch.ones(64, 100), mesh, [Shard(0)]) for i in range(8)}
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # as if the disk were full in the middle of a file
     try:
         with pytest.raises(OSError, match="File too large") as caught:
-            write_folder(str(folder), {}, shards, dist.group.WORLD)
+            write_folder(str(ours), {}, shards, dist.group.WORLD)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.errno == errno.EFBIG
-    assert caught.value.filename.endswith("__0_0.distcp")
-    assert sorted(path.name for path in folder.parent.iterdir()) == before
-    verify_folder(str(folder))
+    assert (ours / "checksums.json").read_bytes() == before
+    verify_folder(str(ours))
+    assert os.listdir(ours.parent) == [ours.name]
 
 
-def test_os_errors_are_kept_and_others_become_os_errors(mesh):
-    with pytest.raises(FileNotFoundError), fail_together(dist.group.WORLD), open("/nowhere/at/all"):
-        pass
-    with pytest.raises(OSError, match="on rank 0: ValueError: no"), fail_together(dist.group.WORLD):
-        raise ValueError("no")
+# ---------------------------------------------------------------------------- attacks
+
+
+class Attack:
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+class OfWindows:
+    def __reduce__(self):
+        return pathlib.WindowsPath, ("x",)
+
+
+READERS = {
+    "load": lambda folder: Checkpointer(net(1)).load(folder, []),
+    "load of all": lambda folder: Checkpointer(net(1)).load(folder),
+    "check": check_weights,
+    "inspect": inspect_checkpoint,
+    "export": lambda folder: export_weights(folder, os.path.join(folder, "exported.pth")),
+}
+
+
+def change_metadata(folder, change, *changed):
+    """Rewrite .metadata like an attacker, with matching checksums."""
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    change(metadata)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    sums = folder / "checksums.json"
+    if sums.exists():
+        content = json.loads(sums.read_text())
+        content |= {name: zlib.crc32(Path(folder, name).read_bytes()) for name in (".metadata", *changed)}
+        sums.write_text(json.dumps(content))
+
+
+def test_entries_that_are_not_tensors_are_never_read(tmp_path):
+    folder = save(tmp_path / "dcp", {"model": STATE, "evil": Attack(tmp_path / "attacked")})
+    assert same(read_checkpoint(str(folder))["model"], STATE)
+    read_tensors(str(folder), lambda keys: True)
+    assert not (tmp_path / "attacked").exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "ours"])
+@pytest.mark.parametrize("way", READERS)
+def test_no_reader_unpickles_a_ranks_metadata(request, tmp_path, kind, way):
+    folder = request.getfixturevalue(kind)
+    # Torch cannot unpickle a WindowsPath here, and falls back to __0.metadata.
+    change_metadata(folder, lambda metadata: setattr(metadata.storage_meta, "checkpoint_id", OfWindows()))
+    (folder / "__0.metadata").write_bytes(pickle.dumps(Attack(tmp_path / "attacked")))
+    READERS[way](str(folder))
+    assert not (tmp_path / "attacked").exists()
+
+
+@pytest.mark.parametrize("way", READERS)
+def test_a_weight_that_is_an_object_is_never_unpickled(ours, tmp_path, way):
+    """DCP would unpickle a weight's bytes where the reader expects a tensor."""
+    buffer = io.BytesIO()
+    torch.save(Attack(tmp_path / "attacked"), buffer)
+    with open(ours / "__0_0.distcp", "ab") as file:
+        start = file.tell()
+        file.write(buffer.getvalue())
+
+    def change(metadata):
+        for name, entry in metadata.state_dict_metadata.items():
+            if name.endswith("0.weight"):
+                metadata.state_dict_metadata[name] = dcp_metadata.BytesStorageMetadata()
+                vars(metadata.state_dict_metadata[name]).update(vars(entry))
+        for index, info in metadata.storage_data.items():
+            if index.fqn.endswith("0.weight"):
+                info.offset, info.length = start, len(buffer.getvalue())
+
+    change_metadata(ours, change, "__0_0.distcp")
+    with pytest.raises(ConfigError, match="is damaged") if way != "check" else nullcontext():
+        READERS[way](str(ours))
+    assert not (tmp_path / "attacked").exists()
+
+
+NEW_ATTRIBUTES = pickle.dumps((None, {"alien": 1}), protocol=2)[2:-1] + b"b."  # for the opcode BUILD, "b"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *map(pickle.dumps, (dcp.FileSystemReader, os.getcwd, torch.load, torch.Tensor, {"a": 1})),
+        *(
+            b"ctorch.distributed.checkpoint.metadata\n" + name + b"\n" + NEW_ATTRIBUTES
+            for name in (b"Metadata", b"TensorProperties", b"MetadataIndex", b"StorageMeta")
+        ),
+        b"",
+        b"garbage",
+        pickle.dumps(Attack("attacked")),
+    ],
+)
+def test_metadata_of_anything_but_records_of_tensors_is_refused_and_not_run(folder, content, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (folder / ".metadata").write_bytes(content)
+    for call in (read_metadata, check_weights, read_checkpoint):
+        with pytest.raises(ConfigError, match="metadata is "):
+            call(str(folder))
+    assert os.listdir(tmp_path) == ["dcp"]
+    assert not any(hasattr(one, "alien") for one in vars(dcp_metadata).values())
+
+
+def storage(**values):
+    def change(metadata):
+        for info in metadata.storage_data.values():
+            vars(info).update(values)
+
+    return change
+
+
+def chunks(value):
+    def change(metadata):
+        for entry in metadata.state_dict_metadata.values():
+            if hasattr(entry, "chunks"):
+                entry.chunks = value
+
+    return change
+
+
+def huge(metadata):
+    metadata.state_dict_metadata["model.0.weight"].size = torch.Size((1 << 40, 1 << 10))
+
+
+WRONG = {
+    **{f"file {name}": storage(relative_path=name) for name in ("../secret", "/etc/passwd", "pipe", "gone")},
+    **{f"offset {value!r}": storage(offset=value) for value in (-1, 1 << 50, "0")},
+    "larger than all its files": huge,
+    **{f"chunks {value}": chunks(value) for value in (None, [])},
+}
+
+
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
+def test_metadata_may_name_only_bytes_of_its_own_files(folder, change):
+    os.mkfifo(folder / "pipe")
+    change_metadata(folder, change)
+    with pytest.raises(ConfigError, match="is damaged"):
+        read_checkpoint(str(folder))

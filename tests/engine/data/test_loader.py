@@ -7,13 +7,12 @@ from itertools import islice
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
 from hookline.config import get_cfg
 from hookline.engine.data import (
     DATASET_REGISTRY,
     EpochIterator,
-    EpochSampler,
     ShardedIterable,
     build_batch_data_loader,
     build_test_loader,
@@ -62,16 +61,17 @@ def broken_transform():
     return ShardedIterable(range(8), fails_at_three)
 
 
-@pytest.mark.parametrize("test", [False, True])
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("entry", "note"),
+    ("entry", "note", "workers", "test"),
     [
-        ("OneIsBroken", "while reading sample 5 of OneIsBroken"),
-        ({"NAME": "OneIsBroken", "ARGS": {"deterministic": True}}, "while reading sample 5 of OneIsBroken"),
-        ("ShapesDiffer", "while making a batch of sample "),
-        ("BrokenStream", "while reading sample 6 of BrokenStream"),
-        ("broken_transform", "while reading sample 3 of the stream, in the transform"),
+        ("OneIsBroken", "sample 5 of OneIsBroken", 0, False),
+        ("OneIsBroken", "sample 5 of OneIsBroken", 1, True),
+        ({"NAME": "OneIsBroken", "ARGS": {"deterministic": True}}, "sample 5 of OneIsBroken", 1, False),
+        ({"NAME": "OneIsBroken", "ARGS": {"deterministic": True}}, "sample 5 of OneIsBroken", 0, True),
+        ("ShapesDiffer", "batch of the samples ", 0, True),
+        ("BrokenStream", "sample 6 of BrokenStream", 0, False),
+        ("BrokenStream", "sample 6 of BrokenStream", 1, True),
+        ("broken_transform", "sample 3 of the stream, in the transform", 0, True),
     ],
 )
 def test_the_error_names_the_sample(entry, note, workers, test):
@@ -85,35 +85,6 @@ def test_the_error_names_the_sample(entry, note, workers, test):
     assert note in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
 
 
-def test_a_concatenated_set_is_named_with_the_samples_own_index():
-    cfg = get_cfg()
-    cfg.MODEL.DEVICE = "cpu"
-    cfg.DATASETS.TRAIN = [{"NAME": "OneIsBroken", "ARGS": {"at": -1}}, "OneIsBroken"]
-    with pytest.raises(KeyError) as caught:
-        next(EpochIterator(build_train_loader(cfg)))
-    assert caught.value.__notes__ == ["while reading sample 5 of OneIsBroken (set 1 of the concatenated ones)"]
-
-
-def test_part_of_a_data_set_names_the_one_sample_too():
-    cfg = get_cfg()
-    cfg.merge_from_list(["MODEL.DEVICE", "cpu", "DATASETS.TEST", ["OneIsBroken"], "DATALOADER.LIMIT_TEST_BATCHES", 1])
-    with pytest.raises(KeyError) as caught:
-        list(whole_pass(build_test_loader(cfg, "OneIsBroken")))
-    assert caught.value.__notes__ == ["while reading sample 5 of OneIsBroken"]
-
-
-def test_a_subset_of_ones_own_is_read_as_torch_reads_it():
-    class Doubled(Subset):
-        def __getitems__(self, indices):
-            return [2 * self.dataset[self.indices[index]] for index in indices]
-
-    loader = DataLoader(Doubled([1, 2, 3, 4], [3, 2]), batch_size=2)
-    assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in whole_pass(loader)] == [[8, 6]]
-
-
-SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
-
-
 class Numbers(torch.utils.data.Dataset):
     """Not known to be deterministic, so read by a SeededLoader."""
 
@@ -125,18 +96,39 @@ class Numbers(torch.utils.data.Dataset):
 
 
 class Stream(IterableDataset):
+    shares_itself_out = True
+
     def __iter__(self):
         info = get_worker_info()
         return iter([torch.tensor([index]) for index in range(info.id, 8, info.num_workers)])
+
+
+class Noting(Numbers):
+    begun = False
+
+    def __getitem__(self, index):
+        return [self.begun, *map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))]
+
+
+def test_a_workers_signals_are_unblocked_and_its_own_init_function_is_called():
+    def begin(worker_id):
+        Noting.begun = True
+
+    assert list(WorkerLoader(Noting(), batch_size=None, num_workers=1, worker_init_fn=begin)) == [[True]] * 8
 
 
 def collate(samples):
     return torch.cat([sample[0] if isinstance(sample, tuple) else sample for sample in samples])
 
 
-@pytest.mark.parametrize("number", sorted(SIGNALS))
 @pytest.mark.parametrize(
-    "dataset", [TensorDataset(torch.arange(8)[:, None]), Numbers(), Stream()], ids=["batches", "samples", "stream"]
+    ("dataset", "number"),
+    [
+        (TensorDataset(torch.arange(8)[:, None]), signal.SIGINT),
+        (Numbers(), signal.SIGTERM),
+        (Stream(), signal.SIGUSR1),
+    ],
+    ids=["batches", "samples", "stream"],
 )
 def test_a_signal_before_a_worker_has_started_does_not_end_it(dataset, number, monkeypatch):
     """Sends a signal between torch's SIGTERM handler and worker_init_fn."""
@@ -151,50 +143,22 @@ def test_a_signal_before_a_worker_has_started_does_not_end_it(dataset, number, m
     monkeypatch.setattr(torch, "manual_seed", seed_in_time)
     sampler = None if isinstance(dataset, IterableDataset) else range(8)
     loader = build_batch_data_loader(dataset, sampler, 2, num_workers=2, collate_fn=collate, seed=0)
-    for _ in range(2):
-        assert sorted(torch.cat(list(loader)).tolist()) == list(range(8))
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, []).isdisjoint(SIGNALS)
-
-
-class Mask(torch.utils.data.Dataset):
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        return [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])], self.started
-
-    started = False
-
-
-def test_a_workers_signals_are_unblocked_and_its_own_init_function_is_called():
-    def begin(worker_id):
-        Mask.started = True
-
-    loader = WorkerLoader(Mask(), batch_size=None, num_workers=1, worker_init_fn=begin)
-    assert list(loader) == [[[], True]]
-    assert loader.worker_init_fn is begin
-
-
-class Fails:
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        raise ValueError("bad sample")
+    assert sorted(torch.cat(list(loader)).tolist()) == list(range(8))
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_after_an_error_the_workers_end_at_once_when_the_loader_is_freed(monkeypatch):
     # How long torch waits for them: longer than a test may take.
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 1000.0)
-    sampler = EpochSampler(8, seed=0)
-    loader = build_batch_data_loader(Fails(), sampler, 2, num_workers=2, persistent_workers=False)
+    data = OneIsBroken(at=0)
+    loader = build_batch_data_loader(data, range(8), 2, num_workers=2, persistent_workers=False)
 
     def run():
         batches = iter(loader)
         workers = list(batches._workers)
         try:
             next(batches)
-        except ValueError as error:
+        except KeyError as error:
             cycle = [error]  # keeps this frame, and with it the iterator
             cycle.append(cycle)
         return workers

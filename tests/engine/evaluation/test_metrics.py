@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from hookline.config import get_cfg
-from hookline.engine import comm
 from hookline.engine.evaluation import Accuracy, Loss, MeanMetric
 
 SIZES = (5, 1, 8, 3)
@@ -34,7 +33,7 @@ def make_loss(name="CrossEntropyLoss", **args):
     return cfg
 
 
-@pytest.mark.parametrize("shape", [(), (4,), (2, 3)])
+@pytest.mark.parametrize("shape", [(), (2, 3)])
 def test_accuracy_counts_exactly(shape):
     scores, target = random(5, *shape), classes(5, *shape)
     hits = (scores.argmax(1) == target).sum().item()
@@ -49,7 +48,7 @@ def test_ignored_targets_do_not_count():
     assert feed(Accuracy(), scores, target) == expected
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 5])
+@pytest.mark.parametrize("top_k", [1, 2])
 def test_top_k_accuracy(top_k):
     scores, target = random(5), classes(5)
     rank = (scores > scores.gather(1, target[:, None])).sum(1)  # how many classes score higher
@@ -66,7 +65,7 @@ def test_accuracy_refuses_shapes_that_do_not_fit(preds, target):
 
 @pytest.mark.parametrize(
     "args",
-    [{}, {"label_smoothing": 0.1}, {"weight": [0.1, 2.0, 0.5, 1.0, 3.0]}, {"ignore_index": 2}, {"ignore_index": -100}],
+    [{"label_smoothing": 0.1}, {"weight": [0.1, 2.0, 0.5, 1.0, 3.0]}, {"ignore_index": 2}],
 )
 def test_the_loss_equals_that_of_one_large_batch(args):
     args = {key: torch.tensor(value) if key == "weight" else value for key, value in args.items()}
@@ -77,25 +76,14 @@ def test_the_loss_equals_that_of_one_large_batch(args):
     assert feed(metric, scores, target) == pytest.approx(metric._loss(scores, target).item())
 
 
-def test_a_summed_loss_is_divided_by_the_samples():
-    scores, target = random(5), classes(5)
-    expected = nn.functional.cross_entropy(scores, target).item()
-    assert feed(Loss(make_loss(reduction="sum")), scores, target) == pytest.approx(expected)
-
-
-def test_the_terms_of_a_loss_add_up():
+def test_the_terms_of_a_loss_add_up_and_sums_are_divided_by_the_samples():
     preds, target = random(3), random(3, seed=2)
     metric = Loss(make_loss())
     metric._loss = lambda p, t: {"close": (p - t).square().mean(), "small": p.square().mean()}
-    assert feed(metric, preds, target) == pytest.approx(
-        ((preds - target).square().mean() + preds.square().mean()).item()
-    )
-
-
-def test_loss_of_regression():
-    preds, target = random(3), random(3, seed=2)
-    expected = nn.functional.huber_loss(preds, target).item()
-    assert feed(Loss(make_loss("HuberLoss")), preds, target) == pytest.approx(expected)
+    expected = (preds - target).square().mean() + preds.square().mean()
+    assert feed(metric, preds, target) == pytest.approx(expected.item())
+    metric, scores, target = Loss(make_loss(reduction="sum")), random(5), classes(5)
+    assert feed(metric, scores, target) == pytest.approx(nn.functional.cross_entropy(scores, target).item())
 
 
 def test_reset_clears_all_counts_and_an_empty_metric_is_nan():
@@ -104,14 +92,6 @@ def test_reset_clears_all_counts_and_an_empty_metric_is_nan():
     assert metric.compute() == 1.0
     metric.reset()
     assert math.isnan(metric.compute())
-
-
-def test_ranks_with_unequal_shares_are_added_up(monkeypatch):
-    # correct of all samples: 1 of 2 on this rank, 3 of 3 and 0 of 0 on others
-    monkeypatch.setattr(comm, "all_gather", lambda share: [share, (3.0, 3.0), (0.0, 0.0)])
-    metric = Accuracy()
-    metric.update(torch.tensor([1, 0]), torch.tensor([1, 1]))
-    assert metric.compute() == 4 / 5
 
 
 def test_many_batches_do_not_lose_precision():

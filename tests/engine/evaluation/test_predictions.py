@@ -1,14 +1,21 @@
+"""Rows of predictions, and their columns."""
+
 import csv
 import json
 from collections import namedtuple
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import BatchSampler, DataLoader, Subset, TensorDataset
 
 from hookline.config import ConfigError
-from hookline.engine.evaluation import predict_dataset, write_predictions
+from hookline.engine import comm
+from hookline.engine.data import InferenceSampler
+from hookline.engine.evaluation import prediction_rows, write_predictions
+from hookline.engine.modeling import ModelAdapter
 
 BATCHES = [{"x": torch.arange(6.0).reshape(3, 2)}, {"x": torch.arange(6.0, 10.0).reshape(2, 2)}]
 
@@ -18,7 +25,7 @@ def double(batch):
 
 
 def test_each_sample_is_a_line_with_its_index_and_outputs(tmp_path):
-    path, count = predict_dataset(double, BATCHES, str(tmp_path / "inference/set"))
+    path, count = write_predictions(map(double, BATCHES), str(tmp_path / "inference/set"))
     assert (path, count) == (str(tmp_path / "inference/set/predictions.jsonl"), 5)
     with open(path) as file:
         rows = [json.loads(line) for line in file]
@@ -28,27 +35,22 @@ def test_each_sample_is_a_line_with_its_index_and_outputs(tmp_path):
 
 
 def test_a_table_has_a_column_for_each_number(tmp_path):
-    path, _ = predict_dataset(double, BATCHES, str(tmp_path), format="csv")
-    with open(path, newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert rows[3] == {"index": "3", "twice_0": "12.0", "twice_1": "14.0", "name": "s, 6\n"}
-    assert len(rows) == 5
+    def rows(outputs):
+        path, _ = write_predictions(outputs, str(tmp_path), format="csv")
+        with open(path, newline="") as file:
+            return list(csv.DictReader(file))
 
-
-def test_a_table_has_columns_for_nested_and_missing_values(tmp_path):
-    outputs = {"a": [{"b": [1, 2.5], "c": None}], "d": torch.ones(1, 2, 1, dtype=torch.bool), "e": ['x,"y"']}
-    path, _ = write_predictions([outputs], str(tmp_path), format="csv")
-    with open(path, newline="") as file:
-        header, row = csv.reader(file)
-    assert header == ["index", "a_b_0", "a_b_1", "a_c", "d_0_0", "d_1_0", "e"]
-    assert row == ["0", "1", "2.5", "", "True", "True", 'x,"y"']
+    found = rows(map(double, BATCHES))
+    assert len(found) == 5
+    assert found[3] == {"index": "3", "twice_0": "12.0", "twice_1": "14.0", "name": "s, 6\n"}
+    nested = {"a": [{"b": [1, 2.5], "c": None}], "d": torch.ones(1, 2, 1, dtype=torch.bool), "e": ['x,"y"']}
+    values = {"a_b_0": "1", "a_b_1": "2.5", "a_c": "", "d_0_0": "True", "d_1_0": "True", "e": 'x,"y"'}
+    assert rows([nested]) == [{"index": "0", **values}]
 
 
 def test_arrays_equal_the_models_outputs(tmp_path):
-    def predict(model, batch):
-        return {"a": model(batch), "b": (batch["x"] > 3)[:, 0]}
-
-    path, _ = predict_dataset(lambda batch: batch["x"].double(), BATCHES, str(tmp_path), format="npz", predict=predict)
+    outputs = [{"a": batch["x"].double(), "b": (batch["x"] > 3)[:, 0]} for batch in BATCHES]
+    path, _ = write_predictions(outputs, str(tmp_path), format="npz")
     with np.load(path) as arrays:
         assert arrays["a"].dtype == np.float64
         assert np.array_equal(arrays["a"], np.arange(10.0).reshape(5, 2))
@@ -80,40 +82,86 @@ def test_outputs_of_all_usual_forms_are_rows(tmp_path, outputs, expected):
 @pytest.mark.parametrize(
     ("outputs", "format", "message"),
     [
-        ([torch.tensor(1.0)], "jsonl", "'prediction' is a single number, not"),
+        ([torch.tensor(1.0)], "jsonl", "'prediction'"),
         ([{"a": torch.zeros(2), "b": torch.zeros(3)}], "jsonl", "one value per sample"),
-        ([{"index": torch.zeros(2)}], "jsonl", "the column of the sample's index"),
-        ([{"a": [object()]}], "jsonl", "cannot be written as JSON"),
-        ([{}], "jsonl", "outputs are empty"),
-        ([torch.zeros(1, 2), torch.zeros(1, 3)], "npz", "npz cannot hold it; use jsonl"),
-        ([[[1], [1, 2]]], "csv", "sample 1 has the columns"),
-        ([{"a": [1]}, {"b": [2]}], "csv", "sample 1 has the columns"),
-        ([{"a": [{"b": object()}]}], "csv", "cannot be written as JSON"),
-        ([{"a": torch.zeros(1)}, {"b": torch.zeros(1)}], "npz", "one before had"),
+        ([{"index": torch.zeros(2)}], "jsonl", "index"),
+        ([{}], "jsonl", "empty"),
+        ([torch.zeros(1, 2), torch.zeros(1, 3)], "npz", "use jsonl"),
+        ([{"a": torch.zeros(1)}, {"b": torch.zeros(1)}], "npz", "use jsonl"),
+        ([[[1], [1, 2]]], "csv", "sample 1"),
+        ([{"a": [{"b": object()}]}], "csv", "not JSON serializable"),
         ([], "jsno", "did you mean 'jsonl'"),
     ],
 )
 def test_outputs_that_cannot_be_written_are_an_error_and_keep_the_old_file(tmp_path, outputs, format, message):
     old = tmp_path / f"predictions.{format}"
     old.write_text("old")
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises((ConfigError, TypeError), match=message):
         write_predictions(outputs, str(tmp_path), format=format)
     assert old.read_text() == "old"
     assert list(tmp_path.iterdir()) == [old]
 
 
-def test_batches_are_written_one_by_one(tmp_path):
-    seen = []
-
-    def outputs():
-        for index in range(3):
-            yield torch.full((1000,), float(index))
-            seen.append(len(list(tmp_path.glob(".hookline-tmp-*/rows.txt"))) == 1)
-
-    assert write_predictions(outputs(), str(tmp_path))[1] == 3000
-    assert seen == [True] * 3
-
-
 def test_without_samples_the_file_is_empty(tmp_path):
     for format in ("jsonl", "csv", "npz"):
         assert write_predictions([], str(tmp_path), format=format) == (str(tmp_path / f"predictions.{format}"), 0)
+
+
+# ---------------------------------------------------------------------------- TEST.PREDICTIONS_COLUMNS
+
+BATCH = {"x": torch.ones(2, 4), "label": torch.tensor([1, 0]), "id": ["a", "b"]}
+SCORES = torch.tensor([[0.0, 2.0], [3.0, 1.0]])
+
+
+def columns(names, outputs=SCORES, batch=BATCH):
+    return next(prediction_rows([(batch, outputs)], names, ModelAdapter()))
+
+
+def test_class_probability_target_and_entries_of_the_batch(tmp_path):
+    pairs = [(BATCH, SCORES), (BATCH, SCORES)]
+    found = prediction_rows(pairs, ["id", "target", "class", "probability"], ModelAdapter())
+    path, count = write_predictions(found, str(tmp_path))
+    lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    assert count == len(lines) == 4
+    expected = SCORES.softmax(1).amax(1).tolist()
+    assert lines[1] == {"index": 1, "id": "b", "target": 0, "class": 0, "probability": pytest.approx(expected[1])}
+    assert lines[2]["class"] == 1
+
+
+def test_binary_scores_and_named_outputs():
+    assert columns([])["prediction"] is SCORES
+    assert columns(["class"], torch.tensor([0.5, -0.5]))["class"].tolist() == [1, 0]
+    assert columns(["probability"], torch.tensor([[0.0], [0.0]]))["probability"].tolist() == [0.5, 0.5]
+    found = columns(["prediction", "class"], {"logits": SCORES, "size": torch.ones(2)})
+    assert list(found) == ["logits", "size", "class"]
+
+
+class Photos(TensorDataset):
+    classes = ("cat", "dog")
+    files = tuple((f"photos/{number}.png", number % 2) for number in range(8))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_names_of_classes_and_files_of_the_rows_of_each_rank(monkeypatch, rank):
+    monkeypatch.setattr(comm, "get_data_rank", lambda: rank)
+    monkeypatch.setattr(comm, "get_data_size", lambda: 2)
+    data = Subset(Photos(torch.arange(8)), [7, 5, 3, 1, 0])
+    loader = DataLoader(data, batch_sampler=BatchSampler(InferenceSampler(5), 2, drop_last=False))
+    pairs = [(batch, torch.stack([batch[0] == 3, batch[0] != 3], 1).float()) for batch in loader]
+    rows = list(prediction_rows(pairs, ["file", "class_name"], ModelAdapter(), loader))
+    files = [file for row in rows for file in row["file"]]
+    assert files == [f"photos/{number}.png" for number in ([7, 5, 3], [1, 0])[rank]]
+    assert [name for row in rows for name in row["class_name"]] == [["dog", "dog", "cat"], ["dog", "dog"]][rank]
+
+
+def test_columns_that_there_are_not():
+    pair = (torch.ones(2, 4), torch.ones(2))
+    for name, outputs, batch, message in (
+        ("idd", SCORES, BATCH, r"PREDICTIONS_COLUMNS: 'idd'.*x, label, id"),
+        ("id", SCORES, pair, "'id'"),
+        ("file", SCORES, pair, "'file'"),
+        ("class", {"boxes": SCORES, "sizes": SCORES}, BATCH, "'class'"),
+        ("probability", torch.ones(2, 3, 4), BATCH, "'probability'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            columns([name], outputs, batch)

@@ -18,6 +18,8 @@ def cfg(tmp_path):
 
 
 def test_it_predicts_like_the_trained_model(cfg, tmp_path):
+    with pytest.raises(ConfigError, match=r"MODEL\.WEIGHTS"):
+        DefaultPredictor(cfg)
     trainer = DefaultTrainer(cfg)
     trainer.train()
     cfg.MODEL.WEIGHTS = str(tmp_path / "model_final.pth")
@@ -25,6 +27,7 @@ def test_it_predicts_like_the_trained_model(cfg, tmp_path):
     x, _ = get_dataset("synthetic", "DATASETS.TRAIN")[3]
     trainer.model.eval()
     assert torch.equal(predict(x), trainer.model(x[None])[0])
+    assert torch.equal(predict(x), predict.batch(x.numpy()[None])[0])
     assert not predict(x).requires_grad
 
 
@@ -41,11 +44,6 @@ def test_it_predicts_with_averaged_weights_if_the_run_evaluated_them(cfg, tmp_pa
     assert not torch.equal(averaged, own)
     with trainer.find_hook(EMA).averaged_weights():
         assert torch.equal(averaged, trainer.model.eval()(x[None])[0])
-
-
-def test_empty_weights_are_an_error(cfg):
-    with pytest.raises(ConfigError, match=r"MODEL\.WEIGHTS: is empty"):
-        DefaultPredictor(cfg)
 
 
 class Heads(nn.Module):
@@ -80,12 +78,3 @@ def test_samples_may_be_dicts_tuples_and_arrays(predict_heads, as_type):
     batch = predict_heads.batch([{"x": x, "scale": scale}] * 3)
     assert torch.allclose(batch["logits"], expected.expand(3, 3))
     assert predict_heads.batch({"x": torch.ones(4, 2), "scale": torch.ones(4, 1)})["logits"].shape == (4, 3)
-
-
-def test_a_batch_may_be_an_array(cfg, tmp_path):
-    cfg.MODEL.DEVICE = "cpu"
-    DefaultTrainer(cfg).train()
-    cfg.MODEL.WEIGHTS = str(tmp_path / "model_final.pth")
-    predict = DefaultPredictor(cfg)
-    assert predict.batch(np.ones((5, 8), dtype=np.float32)).shape == (5, 4)
-    assert torch.equal(predict(np.ones(8, dtype=np.float32)), predict.batch(torch.ones(1, 8))[0])

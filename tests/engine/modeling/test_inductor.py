@@ -6,7 +6,7 @@ from torch import nn
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine.modeling import build_model
-from hookline.engine.modeling.inductor import PASS, exact_sums
+from hookline.engine.modeling.inductor import PASS, use_exact_sums
 
 
 class Sums(nn.Module):
@@ -42,26 +42,6 @@ def test_alpha_is_kept_in_training_and_prediction():
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_options_and_modes_are_merged_with_the_pass():
-    merged = exact_sums({"options": {"max-autotune": True}, "dynamic": True})
-    assert merged["dynamic"] is True
-    assert merged["options"]["max_autotune"] is True
-    assert merged["options"][PASS] is not None
-    merged = exact_sums({"mode": "max-autotune-no-cudagraphs"})
-    assert "mode" not in merged
-    assert merged["options"]["coordinate_descent_tuning"] is True
-    torch.compile(nn.Linear(2, 2), **merged)  # refuses options that it does not know
-
-
 def test_a_pass_of_the_users_is_refused():
     with pytest.raises(ConfigError, match=f"{PASS} of torch.compile is set"):
-        exact_sums({"options": {PASS: lambda graph: None}})
-
-
-def test_equal_arguments_give_equal_backends():
-    assert exact_sums({}) == exact_sums({"mode": "default"})
-
-
-@pytest.mark.parametrize("args", [{"backend": "eager"}, {"mode": "fastest"}, {"mode": "default", "options": {}}])
-def test_arguments_of_other_backends_and_wrong_arguments_do_not_change(args):
-    assert exact_sums(args) == args
+        use_exact_sums({"options": {PASS: lambda graph: None}})

@@ -35,6 +35,8 @@ def test_in_a_single_process_nothing_is_wrapped(make):
         ("ddp", {"compression": "int8"}, "PARALLEL.ARGS.compression: expected .*got 'int8'"),
         ("ddp", {"bucket_cap_mb": "many"}, "PARALLEL.ARGS.bucket_cap_mb: expected"),
         ("ddp", {"static_graph": True, "find_unused_parameters": True}, "PARALLEL.ARGS of ddp: .*leave find_unused"),
+        ("fsdp2", {"param_dtype": "bf16"}, "PARALLEL.ARGS.param_dtype: expected .*got 'bf16'"),
+        ("fsdp2", {"init": "gpu"}, "PARALLEL.ARGS.init: expected .*got 'gpu'"),
         ("none", {"static_graph": True}, "PARALLEL.ARGS.static_graph: Strategy takes no argument"),
     ],
 )
@@ -49,11 +51,6 @@ def test_a_timeout_is_a_time():
     cfg = get_cfg()
     with pytest.raises(ConfigError, match=r"PARALLEL\.TIMEOUT"):
         cfg.merge_from_list(["PARALLEL.TIMEOUT", "20it"])
-
-
-def test_other_errors_of_the_model_are_left_as_they_are():
-    assert DDP().explain(RuntimeError("out of memory"), nn.Linear(1, 1)) is None
-    assert Strategy().explain(RuntimeError("out of memory"), nn.Linear(1, 1)) is None
 
 
 def test_batch_norms_of_all_ranks_need_gpus(monkeypatch):

@@ -50,7 +50,7 @@ def test_the_last_batch_counts_by_its_samples_after_a_resume_with_another_batch_
 
 def test_all_batches_of_an_endless_sampler_are_full():
     for rank, samples in ((0, 2), (1, 3)):
-        sampler = GlobalBatchSampler(TrainingSampler(7, seed=0, rank=0, world_size=1), 5, rank=rank, world_size=2)
+        sampler = GlobalBatchSampler(TrainingSampler(7, seed=0), 5, rank=rank, world_size=2)
         assert sampler.share(1000) == samples / 2.5
         assert math.isclose(sampler.share(0), samples / 2.5)
 

@@ -11,11 +11,11 @@ from torch.utils.data import Dataset
 from hookline.cli import main
 from hookline.config import get_cfg
 from hookline.engine import replay
-from hookline.hooks import HookBase
+from hookline.hooks import CallbackHook
 
 RUN = (
-    *("LOG.WRITERS", ["JSONWriter"], "LOG.PERIOD", 10, "LOG.PROGRESS_BAR", False, "SOLVER.MAX_ITER", 20),
-    *("DATASETS.TEST", [], "DATALOADER.BATCH_SIZE", 4),
+    *("LOG.WRITERS", ["JSONWriter"], "LOG.PERIOD", 5, "LOG.PROGRESS_BAR", False, "SOLVER.MAX_ITER", 10),
+    *("DATASETS.TEST", [], "DATALOADER.BATCH_SIZE", 4, "SOLVER.CHECKPOINT_PERIOD", 4),
 )
 CHANGED = 11
 
@@ -34,37 +34,24 @@ class Images(Dataset):
         return self.images[index] + self.noise * torch.randn(1, 4, 4) + (index == self.changed), index % 4
 
 
-class Draws(HookBase):
-    """Draws a random number before the forward pass of a step."""
-
-    def __init__(self, iteration):
-        self.iteration = iteration
-
-    def before_forward(self, batch):
-        if self.trainer.iter == self.iteration:
-            torch.rand(1)
+def draws():
+    """Draw a random number before the forward pass of a step."""
+    return CallbackHook(before_forward=lambda trainer, batch: torch.rand(1) if trainer.iter == 6 else None)
 
 
-class Stops(HookBase):
-    def after_step(self):
-        if self.trainer.iter == 9:
-            self.trainer.request_stop()
+def stops():
+    return CallbackHook(after_step=lambda trainer: trainer.request_stop() if trainer.iter == 4 else None)
 
 
-class Measures(HookBase):
-    """Writes a metric in the last step."""
-
-    def __init__(self, value):
-        self.value = value
-
-    def after_step(self):
-        if self.trainer.iter == 19:
-            self.trainer.storage.put_scalar("measured", self.value)
+def measures(value):
+    """Write a metric in the last step."""
+    return CallbackHook(after_step=lambda t: t.storage.put_scalar("measured", value) if t.iter == 9 else None)
 
 
 def train(folder, *overrides, hooks=(), value=1.0, **images):
     data = [{"NAME": f"{__name__}:Images", "ARGS": images}]
-    hooks = [{"NAME": f"{__name__}:Measures", "ARGS": {"value": value}}, *hooks]
+    measured = {"NAME": f"{__name__}:measures", "ARGS": {"value": value}}
+    hooks = [measured, *(f"{__name__}:{name}" for name in hooks)]
     config_trainer(folder, *RUN, "DATASETS.TRAIN", data, "HOOKS", hooks, *overrides).train()
 
 
@@ -86,34 +73,38 @@ def content(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_equal_runs(run, tmp_path, capsys):
-    train(tmp_path)
-    code, text = diverge(capsys, run, tmp_path)
-    assert code == 0
-    assert "Config: the same" in text
-    assert "values are equal to the bit\nThe runs are equal.\n" in text
+@pytest.mark.parametrize(
+    ("hooks", "images", "code", "lines"),
+    [
+        ([], {}, 0, ["Config: the same", "The runs are equal.\n"]),
+        (["stops"], {}, 0, ["The runs are equal up to iteration 4, the last one of "]),
+        (
+            *([], {"noise": 0.2}, 1),
+            [
+                "DATASETS.TRAIN",
+                "Replayed both runs from the beginning.",
+                "The first step that differs is 0. ",
+                "in the batch.",
+            ],
+        ),
+        (
+            *(["draws"], {}, 1),
+            [
+                *("Metrics: the first difference is at iteration 9: ", "Replayed both runs from model_0000003.pth."),
+                "The first step that differs is 6. It differs first in the output of dropout (Dropout).",
+            ],
+        ),
+    ],
+    ids=["equal", "ended earlier", "augmentation", "dropout"],
+)
+def test_the_first_difference_of_two_runs_is_named(run, tmp_path, capsys, hooks, images, code, lines):
+    train(tmp_path, hooks=hooks, **images)
+    found, text = diverge(capsys, run, tmp_path)
+    assert found == code
+    assert [line for line in lines if line not in text] == []
 
 
-def test_a_run_that_ended_earlier(run, tmp_path, capsys):
-    train(tmp_path, hooks=[f"{__name__}:Stops"])
-    code, text = diverge(capsys, run, tmp_path)
-    assert code == 0
-    assert f"The runs are equal up to iteration 9, the last one of {tmp_path}." in text
-
-
-def test_a_changed_augmentation(run, tmp_path, capsys):
-    train(tmp_path, noise=0.2)
-    code, text = diverge(capsys, run, tmp_path)
-    assert code == 1
-    assert "DATASETS.TRAIN" in text
-    assert (
-        "Replayed both runs from the beginning.\nThe first step that differs is 0. It differs first in the batch."
-        in text
-    )
-    assert "\n  output of features.0 (Conv2d)\n    min " in text
-
-
-def test_one_changed_sample(run, tmp_path, capsys):
+def test_one_changed_sample_is_named_and_no_file_changes(run, tmp_path, capsys):
     train(tmp_path, changed=CHANGED)
     before = content(run), content(tmp_path)
     code, text = diverge(capsys, run, tmp_path, "--most", "100")
@@ -126,15 +117,6 @@ def test_one_changed_sample(run, tmp_path, capsys):
     assert (content(run), content(tmp_path)) == before
 
 
-def test_another_dropout_draw(run, tmp_path, capsys):
-    train(tmp_path, hooks=[{"NAME": f"{__name__}:Draws", "ARGS": {"iteration": 12}}])
-    code, text = diverge(capsys, run, tmp_path)
-    assert code == 1
-    assert "Metrics: the first difference is at iteration 19: " in text
-    assert "Replayed both runs from model_0000006.pth." in text
-    assert "The first step that differs is 12. It differs first in the output of dropout (Dropout)." in text
-
-
 def test_a_metric_of_a_hook_in_a_run_with_a_key_of_its_project(run, tmp_path):
     train(tmp_path, value=2.0)
     with open(tmp_path / "config.yaml", "a") as file:
@@ -143,8 +125,8 @@ def test_a_metric_of_a_hook_in_a_run_with_a_key_of_its_project(run, tmp_path):
     cfg.PROJECT = 0
     equal, text = replay.diverge(str(run), str(tmp_path), cfg=cfg)
     assert not equal
-    assert "the first difference is at iteration 19: measured is 1.0 and 2.0" in text
-    assert "The first step that differs is 19. It differs in a metric of a hook." in text
+    assert "the first difference is at iteration 9: measured is 1.0 and 2.0" in text
+    assert "The first step that differs is 9. It differs in a metric of a hook." in text
 
 
 def test_a_difference_that_the_replays_do_not_have(run, tmp_path, capsys):
@@ -155,22 +137,24 @@ def test_a_difference_that_the_replays_do_not_have(run, tmp_path, capsys):
     code, text = diverge(capsys, run, tmp_path)
     assert code == 1
     assert "The metrics of both replays are equal" in text
-    assert f"hookline replay {run} --iter 19 compares a run with its own metrics" in text
+    assert f"hookline replay {run} --iter 9 compares a run with its own metrics" in text
     code, text = diverge(capsys, run, tmp_path, "--no-replay")
     assert (code, "Replayed" in text) == (1, False)
 
 
-def test_bad_input(run, tmp_path, capsys):
-    train(tmp_path / "silent", "LOG.WRITERS", [])
-    train(tmp_path / "other")
-    (tmp_path / "other" / "metrics.json").write_text('{"iteration": 3, "total_loss": 1.0}\n')
-    for arguments, message in (
-        ([str(tmp_path)], "no run to compare (it has no config.yaml)"),
-        ([str(tmp_path / "silent")], "no run to compare (it has no metrics.json)"),
-        ([str(tmp_path / "other")], "nothing to compare"),
-        ([str(run), "--trainer", "mine:Trainer"], "there is no module 'mine'"),
-        ([str(run), "--trainer", "os:path"], "os:path is no subclass of DefaultTrainer"),
+def test_wrong_arguments_are_refused(run, tmp_path, capsys):
+    for name, rows in (("silent", None), ("other", '{"iteration": 3, "total_loss": 1.0}\n')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
+        if rows is not None:
+            (tmp_path / name / "metrics.json").write_text(rows)
+    for arguments, names in (
+        ([tmp_path], "config.yaml"),
+        ([tmp_path / "silent"], "metrics.json"),
+        ([tmp_path / "other"], "nothing to compare"),
+        ([run, "--trainer", "absent_module:Trainer"], "absent_module"),
+        ([run, "--trainer", "os:path"], "os:path is no subclass of DefaultTrainer"),
     ):
         with pytest.raises(SystemExit, match="2"):
-            main(["diverge", str(run), *arguments])
-        assert message in capsys.readouterr().err
+            main(["diverge", str(run), *map(str, arguments)])
+        assert names in capsys.readouterr().err

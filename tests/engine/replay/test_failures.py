@@ -86,20 +86,16 @@ def run_named(line, capsys):
         return json.load(file, parse_constant=pytest.fail), capsys.readouterr().out
 
 
+NAMED = f"  {BAD}  image_{BAD}.png  4 values of its input are NaN or infinite"
+IN_ONE_PROCESS = {"DATALOADER": {"NUM_WORKERS": 0}}
+
+
 @pytest.mark.parametrize(
     ("bad", "options", "error", "sign"),
     [
-        (
-            "infinite",
-            {},
-            FloatingPointError,
-            f"  {BAD}  loss nan  image_{BAD}.png  4 values of its input are NaN or infinite",
-        ),
-        ("unreadable", {}, ValueError, f"while reading sample {BAD} of Cropped"),
-        (
-            *("infinite", {"MODEL": {"NAME": f"{__name__}:Net", "ARGS": {}}, "DATALOADER": {"NUM_WORKERS": 0}}),
-            *(RuntimeError, f"  {BAD}  image_{BAD}.png  4 values of its input are NaN or infinite"),
-        ),
+        ("infinite", {}, FloatingPointError, NAMED),
+        ("unreadable", IN_ONE_PROCESS, ValueError, f"while reading sample {BAD} of Cropped"),
+        ("infinite", {"MODEL": {"NAME": f"{__name__}:Net", "ARGS": {}}, **IN_ONE_PROCESS}, RuntimeError, NAMED),
     ],
     ids=["nan", "loader", "model"],
 )
@@ -116,17 +112,15 @@ def test_the_last_line_of_an_error_in_epoch_3_finds_the_sample(tmp_path, capsys,
     assert sign in text
 
 
-def test_spikes_and_skipped_updates_name_the_command(tmp_path, capsys, log):
+def test_spikes_skipped_updates_and_a_stop_at_a_nan_name_the_command(tmp_path, capsys, log):
     spike = {"NAME": "LossSpike", "ARGS": {"window": 5}}
-    train(tmp_path, SOLVER={"NONFINITE_LOSS": "skip", "MAX_ITER": 21}, DATALOADER={"NUM_WORKERS": 0}, HOOKS=[spike])
+    train(tmp_path, SOLVER={"NONFINITE_LOSS": "skip", "MAX_ITER": 21}, HOOKS=[spike], **IN_ONE_PROCESS)
     skipped, spiked = (line for line in log.text.splitlines() if "Look at this step: " in line)
     assert skipped.partition("Look")[2] == spiked.partition("Look")[2]
     report, _ = run_named(spiked, capsys)
     assert report["compared"]["first_difference"] is None
     assert report["losses"]["loss"] == [None]
-
-
-def test_a_run_that_stops_at_a_nan_names_the_command(tmp_path, capsys, log):
-    train(tmp_path, SOLVER={"NONFINITE_LOSS": "stop"}, DATALOADER={"NUM_WORKERS": 0})
+    log.clear()
+    train(tmp_path, SOLVER={"NONFINITE_LOSS": "stop"}, **IN_ONE_PROCESS)
     [line] = (line for line in log.text.splitlines() if "Look at this step: " in line)
     assert line.endswith("--iter 19")

@@ -31,10 +31,10 @@ def test_a_new_run_starts_with_weights_and_optimizer_of_another(first, tmp_path)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["SOLVER.OPTIMIZER.NAME", "AdamW", "MODEL.ARGS.width", 3], "is of other parameters"),
+        (["SOLVER.OPTIMIZER.NAME", "AdamW", "MODEL.ARGS.width", 3], "does not fit AdamW: "),
         (
             ["SOLVER.OPTIMIZER.NAME", "AdamW", "SOLVER.WEIGHT_DECAY_BIAS", 0.3],
-            "is of other parameters: its groups have",
+            "does not fit AdamW: loaded state dict has a different number of parameter groups",
         ),
         (["MODEL.WEIGHTS", ""], "MODEL.WEIGHTS_OPTIMIZER: needs MODEL.WEIGHTS"),
     ],

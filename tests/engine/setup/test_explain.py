@@ -1,78 +1,40 @@
 """Explanations and lists, as ``hookline config`` prints them, and the comments in config/defaults.py that they show."""
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from hookline.config import UnknownKeyError, get_cfg
-from hookline.engine.setup.schema import explain, key_comments, list_components, list_registries
+from hookline.engine.setup.explain import explain, key_comments, list_components, list_registries
 
-SOURCE = """
-# Two lines
-# about A.
-_C.A = 1
-_C.B = 2
-
-_C.C = 3
-# ---------------------------- section
-_C.S = CN()
-# A section's comment.
-_C.S.T = CN()
-_C.S.T.NAME = ""
-# Of a long value.
-_C.S.D = Typed(
-    1, int)
-_C.S.E = 1
-"""
-
-
-def test_a_comment_is_of_the_key_below_and_of_those_that_follow():
-    assert key_comments(SOURCE) == {
-        "A": "Two lines about A.",
-        "B": "Two lines about A.",
-        "S.T": "A section's comment.",
-        "S.T.NAME": "A section's comment.",
-        "S.D": "Of a long value.",
-        "S.E": "Of a long value.",
-    }
+ROOT = Path(__file__).parents[3]
 
 
 def test_every_key_has_a_comment():
     comments = key_comments()
     assert [key for key in get_cfg().flatten() if key not in comments] == []
-    assert comments["SOLVER.AMP.DTYPE"].startswith("Mixed precision")
-    assert comments["SOLVER.BASE_LR"].startswith("The learning rate")
 
 
-def test_a_key_is_explained():
-    assert explain("SOLVER.CHECKPOINT_PERIOD") == (
-        "SOLVER.CHECKPOINT_PERIOD\n"
-        "  Period of checkpoints: a duration.\n"
-        "  default: 5000\n"
-        "  type: an int (iterations), '500it', '2ep', '45s', '30min' or '2h'"
-    )
-    assert '  type: "raise", "skip", "stop"' in explain("solver.nonfinite_loss")
-    assert "  type: float, at least 0 or None" in explain("SOLVER.WEIGHT_DECAY_NORM")
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("SOLVER.CHECKPOINT_PERIOD", ["  Period of checkpoints: a duration.", "  default: 5000"]),
+        ("solver.nonfinite_loss", ['  type: "raise", "skip", "stop"']),
+        ("SOLVER.WEIGHT_DECAY_NORM", ["  type: float, at least 0 or None"]),
+        ("SOLVER.CLIP_GRADIENTS", ['SOLVER.CLIP_GRADIENTS.CLIP_TYPE "value"']),
+        ("EMA", ["EMA: hook", "  decay: float = 0.999", "  Args:"]),
+    ],
+)
+def test_a_key_a_section_and_a_component_are_explained(name, lines):
+    assert set(lines) <= set(explain(name).splitlines())
 
 
 def test_a_key_of_a_component_lists_the_names():
     found = re.search(r"names: (.*); or package.module:Name", " ".join(explain("MODEL.NAME").split()))
-    assert found is not None
     assert {"ConvNet", "GPT", "MLP", "ResNet"} <= set(found[1].split(", "))  # other tests register more
-    assert "EarlyStopping" in explain("HOOKS")
-
-
-def test_a_section_lists_its_keys():
-    lines = explain("SOLVER.CLIP_GRADIENTS").splitlines()
-    assert lines[0].startswith("SOLVER.CLIP_GRADIENTS: Gradient clipping")
-    assert 'SOLVER.CLIP_GRADIENTS.CLIP_TYPE "value"' in lines
-
-
-def test_a_component_is_explained():
-    text = explain("EMA")
-    assert text.startswith("EMA: hook\n")
-    assert "  decay: float = 0.999\n" in text
-    assert "\n  Args:\n" in text
 
 
 @pytest.mark.parametrize(
@@ -85,15 +47,47 @@ def test_a_misspelt_name_is_suggested(name, near):
 
 
 def test_registries_and_their_components_are_listed():
-    assert re.search(r"^METRIC +\d+  TEST.METRICS, LOG.TRAIN_METRICS$", list_registries(), re.MULTILINE)
+    assert re.search(r"^METRIC +\d+  TEST.METRICS$", list_registries(), re.MULTILINE)
     text = list_components("hooks")
     assert text == list_components("HOOK_REGISTRY")
     assert "EarlyStopping: Stops training when a metric has not improved" in text
-    with pytest.raises(UnknownKeyError, match="no registry 'modle'; did you mean 'MODEL'"):
+    with pytest.raises(UnknownKeyError, match="did you mean 'MODEL'"):
         list_components("modle")
 
 
-def test_texts_fit_the_width():
-    texts = [explain(""), list_registries(), *map(explain, get_cfg().full_keys())]
-    texts += [list_components(line.split()[0]) for line in list_registries().splitlines() if line[0] != " "]
-    assert max(len(line) for text in texts for line in text.splitlines()) <= 80
+TYPED = """
+from hookline.config import CfgNode, get_cfg
+from hookline.engine import DefaultTrainer, HookBase
+
+def add_my_config(cfg: CfgNode) -> None:
+    cfg.MY = CfgNode()
+    cfg.SOLVER.MY_KEY = 3
+
+cfg = get_cfg()
+add_my_config(cfg)
+cfg.SOLVER.MAX_ITER = "20ep"
+rate: float = cfg.clone().SOLVER.BASE_LR
+folder: str = DefaultTrainer(cfg).cfg.OUTPUT_DIR
+
+class Hook(HookBase):
+    def after_step(self) -> None:
+        if self.trainer.cfg.SOLVER.NESTEROV and self.trainer.iter > 3:
+            self.trainer.storage.put_scalar("mine", cfg.MY.KEY)
+"""
+# What mypy reads beside hookline would take a minute.
+OTHERS = "[mypy-torch.*,numpy.*]\nfollow_imports = skip\n"
+
+
+@pytest.mark.slow
+def test_a_type_checker_accepts_keys_and_the_trainer_of_a_hook(tmp_path):
+    pytest.importorskip("mypy")
+    (tmp_path / "links/hookline").mkdir(parents=True)
+    for source in (*(ROOT / "src/hookline").iterdir(), *(ROOT / name for name in ("config", "hooks", "engine"))):
+        (tmp_path / "links/hookline" / source.name).symlink_to(source)
+    (tmp_path / "script.py").write_text(TYPED)
+    (tmp_path / "mypy.ini").write_text(f"[mypy]\nfollow_imports = silent\nignore_missing_imports = True\n{OTHERS}")
+    environment = {"MYPYPATH": str(tmp_path / "links"), "MYPY_CACHE_DIR": str(tmp_path / "cache")}
+    run = subprocess.run(
+        [sys.executable, "-m", "mypy", "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout + run.stderr

@@ -1,3 +1,5 @@
+"""The lines of the console and of the log files."""
+
 import logging
 import re
 
@@ -17,99 +19,65 @@ def console(capsys):
     return capsys.readouterr().out.splitlines()
 
 
-def test_the_console_shows_time_and_message(logger, capsys):
-    setup_logger(name=logger.name)
+def test_the_console_shows_time_and_message_and_the_file_all_lines_with_rank_name_and_level(logger, capsys, tmp_path):
+    (tmp_path / "log.txt").write_text("earlier\n")
+    for _ in range(2):  # a second call does not duplicate lines
+        setup_logger(str(tmp_path), name=logger.name)
     logger.info("hello %s", "there")
     logger.debug("only for the file")
-    (line,) = console(capsys)
-    assert re.fullmatch(r"\d\d:\d\d:\d\d  hello there", line)
-
-
-def test_a_warning_shows_its_level_and_no_color_outside_a_terminal(logger, capsys):
-    setup_logger(name=logger.name)
     logger.warning("careful")
-    (line,) = console(capsys)
-    assert line.endswith("  WARNING: careful")
-    assert "\033" not in line
-
-
-def test_the_file_has_all_lines_with_rank_time_name_and_level(logger, capsys, tmp_path):
-    setup_logger(str(tmp_path), name=logger.name)
-    logger.debug("details")
-    (line,) = (tmp_path / "log.txt").read_text().splitlines()
-    assert re.fullmatch(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} rank0\] hookline_test_logger DEBUG: details", line)
-
-
-def test_a_traceback_is_in_console_and_file(logger, capsys, tmp_path):
-    setup_logger(str(tmp_path), name=logger.name)
+    first, second = console(capsys)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d  hello there", first)
+    assert second.endswith("  WARNING: careful")
+    assert "\033" not in second  # no color outside a terminal
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert lines[0] == "earlier"
+    assert len(lines) == 4
+    time = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} rank0\]"
+    assert re.fullmatch(rf"{time} hookline_test_logger DEBUG: only for the file", lines[2])
     try:
         raise ValueError("the reason")
     except ValueError:
         logger.exception("it failed")
-    assert "ValueError: the reason" in (tmp_path / "log.txt").read_text()
-    assert "ValueError: the reason" in capsys.readouterr().out
+    for text in ((tmp_path / "log.txt").read_text(), capsys.readouterr().out):
+        assert "ValueError: the reason" in text
 
 
-def test_other_ranks_write_only_to_their_own_files(logger, capsys, tmp_path):
-    setup_logger(str(tmp_path), distributed_rank=1, name=logger.name)
-    logger.info("from another rank")
-    assert console(capsys) == []
-    assert "rank1] " in (tmp_path / "log.txt.rank1").read_text()
-    assert (tmp_path / "log.txt").read_text() == ""
-
-
-def test_errors_of_other_ranks_are_shown_and_in_rank_0s_file(logger, capsys, tmp_path):
+def test_other_ranks_write_to_their_own_files_and_errors_also_to_the_console_and_rank_0s_file(logger, capsys, tmp_path):
     setup_logger(str(tmp_path), distributed_rank=3, name=logger.name)
+    logger.info("from another rank")
     logger.error("it failed\nhere")
     line, rest = console(capsys)
     assert line.endswith("  rank 3: ERROR: it failed")
     assert rest == "here"
-    for name in ("log.txt", "log.txt.rank3"):
-        assert "rank3] hookline_test_logger ERROR: it failed\nhere\n" in (tmp_path / name).read_text()
+    error = "rank3] hookline_test_logger ERROR: it failed\nhere\n"
+    for name, has_all in (("log.txt", False), ("log.txt.rank3", True)):
+        text = (tmp_path / name).read_text()
+        assert error in text
+        assert ("from another rank" in text) == has_all
 
 
-def test_setup_twice_does_not_duplicate_lines(logger, capsys, tmp_path):
-    for _ in range(2):
-        setup_logger(str(tmp_path), name=logger.name)
-    logger.info("once")
-    assert len(console(capsys)) == 1
-    assert len((tmp_path / "log.txt").read_text().splitlines()) == 1
-
-
-def test_a_named_file_can_be_added_later(logger, capsys, tmp_path):
+def test_a_rank_that_is_known_later_prints_errors_only(logger, capsys):
     setup_logger(name=logger.name)
-    logger.info("before")
-    setup_logger(str(tmp_path / "sub" / "my.log"), name=logger.name)
-    logger.info("after")
-    assert len(console(capsys)) == 2
-    assert (tmp_path / "sub" / "my.log").read_text().endswith("after\n")
-
-
-def test_two_loggers_share_a_file(logger, capsys, tmp_path):
-    other = setup_logger(str(tmp_path), name="hookline_test_logger_2")
-    setup_logger(str(tmp_path), name=logger.name)
-    try:
-        for i in range(3):
-            logger.info("a%d", i)
-            other.info("b%d", i)
-    finally:
-        other.handlers.clear()
-    lines = (tmp_path / "log.txt").read_text().splitlines()
-    assert [line.rpartition(" ")[2] for line in lines] == ["a0", "b0", "a1", "b1", "a2", "b2"]
-
-
-def test_a_second_run_appends_to_the_file(logger, capsys, tmp_path):
-    (tmp_path / "log.txt").write_text("earlier\n")
-    setup_logger(str(tmp_path), name=logger.name)
-    logger.info("later")
-    assert (tmp_path / "log.txt").read_text().startswith("earlier\n[")
-
-
-def test_a_rank_that_is_known_later_prints_errors_only(capsys):
-    logger = setup_logger(name="hookline.test_of_ranks")
-    setup_logger(name="hookline.test_of_ranks", distributed_rank=1)
+    setup_logger(name=logger.name, distributed_rank=1)
     logger.info("once per run")
     logger.error("wrong")
-    out = capsys.readouterr().out
-    assert "once per run" not in out
-    assert "rank 1: ERROR: wrong" in out
+    [line] = console(capsys)
+    assert line.endswith("rank 1: ERROR: wrong")
+
+
+def test_a_named_file_can_be_added_later_and_two_loggers_share_one(logger, capsys, tmp_path):
+    setup_logger(name=logger.name)
+    logger.info("before")
+    path = tmp_path / "sub" / "my.log"
+    other = setup_logger(str(path), name="hookline_test_logger_2")
+    setup_logger(str(path), name=logger.name)
+    try:
+        for number in range(3):
+            logger.info("a%d", number)
+            other.info("b%d", number)
+    finally:
+        other.handlers.clear()
+    words = [line.rpartition(" ")[2] for line in path.read_text().splitlines()]
+    assert words == ["a0", "b0", "a1", "b1", "a2", "b2"]
+    assert len(console(capsys)) == 7

@@ -1,14 +1,13 @@
+"""Seeds: given, drawn, saved and used again by a resume."""
+
 import random
 
 import numpy as np
 import pytest
 import torch
-from starts import arguments, set_up
+from starts import arguments, set_up, train
 
-from hookline.engine import (
-    DefaultTrainer,
-    seed_all_rng,
-)
+from hookline.engine import DefaultTrainer, seed_all_rng
 
 
 def test_equal_seeds_give_equal_random_numbers(make):
@@ -23,36 +22,24 @@ def test_equal_seeds_give_equal_random_numbers(make):
     assert draw() != first
 
 
-def test_a_negative_seed_is_replaced_and_saved(make, tmp_path):
-    seeds = set()
-    for _ in range(2):
-        cfg = make()
+def test_a_negative_seed_is_drawn_and_saved_and_a_resume_uses_it_unless_one_is_given(make, tmp_path):
+    def seed(*overrides, **how):
+        cfg = make(*overrides)
         cfg.freeze()
-        set_up(cfg, arguments())
-        assert cfg.SEED >= 0
-        assert cfg.is_frozen()
+        set_up(cfg, arguments(**how))
         assert f"SEED: {cfg.SEED}\n" in (tmp_path / "run" / "config.yaml").read_text()
-        seeds.add(cfg.SEED)
-    assert len(seeds) == 2
+        return cfg.SEED
 
-
-def test_a_resumed_run_reuses_its_random_seed(make):
-    first, second = make(), make()
-    set_up(first, arguments())
-    set_up(second, arguments(resume=True))
-    assert second.SEED == first.SEED
-
-
-def test_an_explicit_seed_overrides_the_saved_one(make):
-    set_up(make(), arguments())
-    cfg = make("SEED", "7")
-    set_up(cfg, arguments(resume=True))
-    assert cfg.SEED == 7
+    seeds = [seed(), seed()]
+    assert seeds[0] != seeds[1]
+    assert min(seeds) >= 0
+    assert seed(resume=True) == seeds[1]
+    assert seed("SEED", "7", resume=True) == 7
 
 
 @pytest.mark.parametrize("lost", ["config.yaml", "last_checkpoint"])
-def test_a_random_seed_is_read_from_the_last_checkpoint_if_the_config_is_lost(make, tmp_path, lost):
-    first, second = make("SOLVER.MAX_ITER", 2, "DATALOADER.BATCH_SIZE", 8, "SOLVER.CHECKPOINT_PERIOD", 1), make()
+def test_a_drawn_seed_is_read_from_the_last_checkpoint_if_the_config_is_lost(quick, make, tmp_path, lost):
+    first, second = quick("SEED", -1, "SOLVER.CHECKPOINT_PERIOD", 1), make()
     set_up(first, arguments())
     DefaultTrainer(first).train()
     for name in {"config.yaml", lost}:
@@ -60,6 +47,19 @@ def test_a_random_seed_is_read_from_the_last_checkpoint_if_the_config_is_lost(ma
     (tmp_path / "run" / "model_0000000.pth").write_bytes(b"damaged")
     set_up(second, arguments(resume=True))
     assert second.SEED == first.SEED
+
+
+def test_trainers_without_setup_draw_their_own_seeds_and_a_resume_uses_that_of_the_run(quick, tmp_path):
+    cfg = quick("SEED", -1)
+    first = train(cfg)
+    again = DefaultTrainer(quick("SEED", -1, "SOLVER.MAX_ITER", 4))
+    assert cfg.SEED == -1
+    assert again.cfg.SEED != first.cfg.SEED
+    again.resume_or_load(resume=True)
+    again.train()
+    assert again.cfg.SEED == first.cfg.SEED
+    assert f"SEED: {first.cfg.SEED}\n" in (tmp_path / "run" / "config.yaml").read_text()
+    assert "Resuming with SEED" not in (tmp_path / "run" / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(("value", "warns"), [(True, False), ("warn", True)])

@@ -7,7 +7,7 @@ from torch import nn
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine.setup.check import _check_builds
-from hookline.engine.solver import OPTIMIZER_REGISTRY, build_lr_scheduler, build_optimizer, check_solver
+from hookline.engine.solver import build_lr_scheduler, build_optimizer, check_solver
 from hookline.engine.solver.schedules import scheduler_hooks
 
 PLATEAU = "torch.optim.lr_scheduler:ReduceLROnPlateau"
@@ -28,17 +28,6 @@ def make_model():
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
-@OPTIMIZER_REGISTRY.register()
-class PlainOptimizer(torch.optim.Optimizer):
-    """An optimizer without the usual arguments."""
-
-    def __init__(self, params, lr, scale=1.0):
-        super().__init__(params, {"lr": lr, "scale": scale})
-
-    def step(self, closure=None):
-        return None
-
-
 @pytest.mark.parametrize("name", sorted({*TORCHS} - {"Optimizer", "LBFGS"}))
 def test_every_optimizer_of_torch_trains_by_its_name(name):
     model = make_model() if name not in ("Muon", "SparseAdam") else nn.Linear(3, 2, bias=False)
@@ -56,36 +45,15 @@ def test_every_optimizer_of_torch_trains_by_its_name(name):
     assert bool(optimizer.defaults.get("fused")) == (name in FUSED)
 
 
-@pytest.mark.parametrize("name", ["LBFGS", "torch.optim:LBFGS"])
-def test_an_optimizer_whose_step_needs_a_closure_is_refused(name):
-    with pytest.raises(ConfigError, match=r"SOLVER\.OPTIMIZER\.NAME: LBFGS calls the model several times in a step"):
-        check_solver(make_cfg(name))
-
-
 @pytest.mark.skipif("Muon" not in TORCHS, reason="this torch has no Muon")
-@pytest.mark.parametrize("name", ["Muon", "torch.optim:Muon"])
-def test_muon_takes_matrices_and_the_error_says_where_the_others_go(name):
-    cfg = make_cfg(name)
-    _check_builds(cfg)
-    assert isinstance(build_optimizer(cfg, nn.Linear(3, 2, bias=False)), torch.optim.Muon)
-    with pytest.raises(ConfigError, match=r"Muon only supports 2D parameters.*the others .* with SOLVER.OPTIMIZERS"):
+def test_muon_takes_matrices_and_the_error_says_where_the_others_go():
+    cfg = make_cfg("torch.optim:Muon")
+    with pytest.raises(ConfigError, match=r"Muon .*2D.*SOLVER.OPTIMIZERS"):
         build_optimizer(cfg, make_model())
     cfg.merge_from_list(["SOLVER.OPTIMIZERS", {"matrices": {"PARAMS": ["0.weight", "2.weight"]}}])
     cfg.merge_from_list(["SOLVER.OPTIMIZERS.rest", {"OPTIMIZER": {"NAME": "AdamW"}}])
     _check_builds(cfg)
     assert [type(one).__name__ for one in build_optimizer(cfg, make_model())] == ["Muon", "AdamW"]
-
-
-def test_sgd_uses_the_solver_keys():
-    optimizer = build_optimizer(make_cfg(MOMENTUM=0.8, NESTEROV=True, WEIGHT_DECAY=0.2), make_model())
-    assert [(g["momentum"], g["nesterov"]) for g in optimizer.param_groups] == [(0.8, True)] * 2
-    assert [(len(g["params"]), g["weight_decay"]) for g in optimizer.param_groups] == [(4, 0.2), (2, 0.0)]
-
-
-def test_arguments_take_precedence_over_the_defaults_of_solver_keys():
-    cfg = make_cfg(args={"weight_decay": 0.3, "momentum": 0.0, "fused": False})
-    group = build_optimizer(cfg, make_model()).param_groups[0]
-    assert (group["weight_decay"], group["momentum"], group["fused"]) == (0.3, 0.0, False)
 
 
 @pytest.mark.parametrize(("argument", "value"), [("weight_decay", 0.2), ("momentum", 0.8), ("nesterov", True)])
@@ -104,38 +72,21 @@ def test_of_two_different_values_that_of_the_optimizer_has_precedence(argument, 
 @pytest.mark.parametrize(
     ("cfg", "key"),
     [
-        (make_cfg("AdamW", MOMENTUM=0.5), "MOMENTUM: 0.5"),
-        (make_cfg("AdamW", NESTEROV=True), "NESTEROV: True"),
-        (make_cfg("Rprop", WEIGHT_DECAY=0.2), "WEIGHT_DECAY: 0.2"),
-        (make_cfg("RMSprop", {"momentum": 0.1}, MOMENTUM=0.5), "MOMENTUM: 0.5"),
-        (make_cfg(LR_SCHEDULER_METRIC="test/loss"), "LR_SCHEDULER_METRIC: 'test/loss'"),
-        (make_cfg(LR_SCHEDULER_INTERVAL="epoch"), "LR_SCHEDULER_INTERVAL: 'epoch'"),
-        (make_cfg(LR_SCHEDULER_NAME="OneCycleLR", WARMUP_ITERS=50), "WARMUP_ITERS: 50"),
+        (make_cfg("AdamW", MOMENTUM=0.5), "MOMENTUM"),
+        (make_cfg("AdamW", NESTEROV=True), "NESTEROV"),
+        (make_cfg("Rprop", WEIGHT_DECAY=0.2), "WEIGHT_DECAY"),
+        (make_cfg("RMSprop", {"momentum": 0.1}, MOMENTUM=0.5), "MOMENTUM"),
+        (make_cfg(LR_SCHEDULER_METRIC="test/loss"), "LR_SCHEDULER_METRIC"),
+        (make_cfg(LR_SCHEDULER_INTERVAL="epoch"), "LR_SCHEDULER_INTERVAL"),
     ],
 )
 def test_keys_of_a_base_config_that_do_not_apply_are_a_warning(cfg, key, caplog):
     check_solver(cfg)
     scheduler = build_lr_scheduler(cfg, build_optimizer(cfg, make_model()))
-    assert caplog.text.count(f"SOLVER.{key} has no effect on") == 1
-    assert len(caplog.records) == 1 + ("STEPS" in caplog.text)
+    warnings = [record.getMessage() for record in caplog.records if "STEPS" not in record.getMessage()]
+    assert [warning.split(":")[0] for warning in warnings] == [f"SOLVER.{key}"]
     (hook,) = scheduler_hooks(cfg, scheduler)
     assert (hook._metric, hook._interval) == (None, "iteration")
-
-
-def test_the_optimizer_may_be_named_in_capitals():
-    cfg = make_cfg()
-    cfg.SOLVER.OPTIMIZER = "ADAMW"
-    check_solver(cfg)
-    assert type(build_optimizer(cfg, make_model())) is torch.optim.AdamW
-    cfg.SOLVER.OPTIMIZER = "ADAMV"
-    with pytest.raises(ConfigError, match=r"SOLVER\.OPTIMIZER.*unknown optimizer 'ADAMV'; did you mean 'Adam'"):
-        build_optimizer(cfg, make_model())
-
-
-def test_biases_have_separate_settings():
-    cfg = make_cfg(BASE_LR=0.1, BIAS_LR_FACTOR=2.0, WEIGHT_DECAY_BIAS=0.0, WEIGHT_DECAY_NORM=None, WEIGHT_DECAY=0.5)
-    groups = build_optimizer(cfg, make_model()).param_groups
-    assert [(len(g["params"]), g["lr"], g["weight_decay"]) for g in groups] == [(3, 0.1, 0.5), (3, 0.2, 0.0)]
 
 
 @pytest.mark.parametrize(
@@ -146,22 +97,17 @@ def test_parameters_without_a_fused_step_are_not_fused(model):
     assert not build_optimizer(make_cfg(), model).defaults["fused"]
 
 
-def test_an_optimizer_receives_only_arguments_that_it_has():
-    (group,) = build_optimizer(make_cfg("PlainOptimizer", {"scale": 2.0}, BASE_LR=0.3), make_model()).param_groups
-    assert (group["lr"], group["scale"]) == (0.3, 2.0)
-    assert "weight_decay" not in group
-
-
 @pytest.mark.parametrize(
     ("cfg", "message"),
     [
         (make_cfg(args={"lr": 0.1}), r"SOLVER\.OPTIMIZER\.ARGS\.lr.*SOLVER\.BASE_LR"),
         (make_cfg("AdamW", {"beta": (0.9, 0.99)}), r"SOLVER\.OPTIMIZER\.ARGS\.beta.*betas"),
-        (make_cfg("AdmW"), "AdamW"),
+        (make_cfg("AdmW"), "did you mean 'AdamW'"),
+        (make_cfg("torch.optim:LBFGS"), r"SOLVER\.OPTIMIZER\.NAME: LBFGS"),
         (make_cfg(LR_SCHEDULER_NAME="WarmupCosinLR"), "WarmupCosineLR"),
         (make_cfg(LR_SCHEDULER_ARGS={"power": 2.0}), r"SOLVER\.LR_SCHEDULER_ARGS\.power"),
         (make_cfg(LR_SCHEDULER_NAME="torch.optim.lr_scheduler:ExponentialLR"), "gamma"),
-        (make_cfg(LR_SCHEDULER_NAME=PLATEAU), r"SOLVER\.LR_SCHEDULER_METRIC: .*needs the name of a metric"),
+        (make_cfg(LR_SCHEDULER_NAME=PLATEAU), r"SOLVER\.LR_SCHEDULER_METRIC"),
     ],
 )
 def test_wrong_settings_are_found_without_building(cfg, message):
@@ -169,56 +115,10 @@ def test_wrong_settings_are_found_without_building(cfg, message):
         check_solver(cfg)
 
 
-def test_correct_settings_pass_the_check():
-    check_solver(make_cfg("AdamW", {"betas": [0.9, 0.95]}))
-    check_solver(make_cfg("", LR_SCHEDULER_NAME=""))
-
-
-def test_model_with_nothing_to_train_is_refused():
-    with pytest.raises(ConfigError, match="requires a gradient"):
-        build_optimizer(make_cfg(), make_model().requires_grad_(False))
-
-
-def test_clipping_is_left_to_the_trainer():
-    cfg = make_cfg()
-    cfg.SOLVER.CLIP_GRADIENTS.ENABLED = True
-    assert type(build_optimizer(cfg, make_model())) is torch.optim.SGD
-
-
-def test_torch_schedulers_are_built_with_their_arguments():
-    cfg = make_cfg(
-        LR_SCHEDULER_NAME="torch.optim.lr_scheduler:StepLR", LR_SCHEDULER_ARGS={"step_size": 2}, WARMUP_ITERS=0
-    )
-    optimizer = build_optimizer(cfg, make_model())
-    scheduler = build_lr_scheduler(cfg, optimizer)
-    assert isinstance(scheduler, torch.optim.lr_scheduler.StepLR)
-    assert scheduler.step_size == 2
-
-
-def test_an_error_of_a_torch_schedulers_constructor_names_the_key():
-    cfg = make_cfg(LR_SCHEDULER_NAME=PLATEAU, LR_SCHEDULER_ARGS={"factor": 1.0}, LR_SCHEDULER_METRIC="test/loss")
-    with pytest.raises(ConfigError, match=r"SOLVER\.LR_SCHEDULER_ARGS of .*Plateau: ValueError: Factor should be < 1"):
-        build_lr_scheduler(cfg, build_optimizer(cfg, make_model()))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("MAX_ITER", "20ep"), ("WARMUP_ITERS", "1ep"), ("STEPS", ("1ep",)), ("MAX_ITER", 0)]
-)
-def test_unresolved_lengths_are_refused(key, value):
-    cfg = make_cfg(**{key: value})
-    with pytest.raises(ConfigError, match=rf"SOLVER\.{key}"):
-        build_lr_scheduler(cfg, build_optimizer(make_cfg(), make_model()))
-
-
 def test_fvcore_schedules_can_be_named():
-    cfg = make_cfg(
-        LR_SCHEDULER_NAME="fvcore.common.param_scheduler:LinearParamScheduler",
-        LR_SCHEDULER_ARGS={"start_value": 0.5, "end_value": 0.0},
-        BASE_LR=1.0,
-        MAX_ITER=10,
-        WARMUP_ITERS=0,
-        STEPS=(),
-    )
+    cfg = make_cfg(BASE_LR=1.0, MAX_ITER=10, WARMUP_ITERS=0, STEPS=())
+    cfg.SOLVER.LR_SCHEDULER_NAME = "fvcore.common.param_scheduler:LinearParamScheduler"
+    cfg.SOLVER.LR_SCHEDULER_ARGS.update({"start_value": 0.5, "end_value": 0.0})
     optimizer = build_optimizer(cfg, make_model())
     scheduler = build_lr_scheduler(cfg, optimizer)
     assert isinstance(scheduler._multiplier, ParamScheduler)

@@ -2,7 +2,12 @@ import pytest
 import torch
 from torch import nn
 
-from hookline.engine.solver import get_default_optimizer_params, reduce_param_groups
+from hookline.config import ConfigError, get_cfg
+from hookline.engine.solver import (
+    build_optimizer,
+    get_default_optimizer_params,
+    reduce_param_groups,
+)
 
 
 class Model(nn.Module):
@@ -24,29 +29,22 @@ def by_name(model, groups):
     }
 
 
-def test_each_trainable_parameter_is_in_one_group():
+def test_each_trainable_parameter_is_in_one_group_of_an_optimizer():
     model = Model()
     model.norm.bias.requires_grad_(False)
-    groups = get_default_optimizer_params(model)
-    assert len(groups) == 1
-    assert len(groups[0]["params"]) == len({id(p) for p in groups[0]["params"]}) == 4
+    [group] = get_default_optimizer_params(model)
+    assert len(group["params"]) == len({id(p) for p in group["params"]}) == 4
+    groups = get_default_optimizer_params(Model(), base_lr=0.1, weight_decay=0.1, weight_decay_norm=0.0)
+    assert len(torch.optim.AdamW(groups).param_groups) == 2
 
 
 def test_norms_biases_and_overrides_get_their_own_values():
-    model = Model()
-    values = by_name(
-        model,
-        get_default_optimizer_params(
-            model,
-            base_lr=1.0,
-            weight_decay=0.1,
-            weight_decay_norm=0.0,
-            bias_lr_factor=2.0,
-            weight_decay_bias=0.01,
-            overrides={"scale": {"lr": 0.5}},
-        ),
-    )
-    assert values == {
+    model, overrides = Model(), {"scale": {"lr": 0.5}}
+    values = {"base_lr": 1.0, "weight_decay": 0.1, "weight_decay_norm": 0.0}
+    values |= {"bias_lr_factor": 2.0, "weight_decay_bias": 0.01, "overrides": overrides}
+    groups = get_default_optimizer_params(model, **values)
+    assert overrides == {"scale": {"lr": 0.5}}
+    assert by_name(model, groups) == {
         "scale": {"lr": 0.5, "weight_decay": 0.1},
         "embed.weight": {"lr": 1.0, "weight_decay": 0.1},
         "norm.weight": {"lr": 1.0, "weight_decay": 0.0},
@@ -55,46 +53,107 @@ def test_norms_biases_and_overrides_get_their_own_values():
     }
 
 
-def test_callers_overrides_are_not_changed():
-    overrides = {"scale": {"lr": 0.5}}
-    for _ in range(2):
-        get_default_optimizer_params(Model(), base_lr=1.0, bias_lr_factor=2.0, overrides=overrides)
-    assert overrides == {"scale": {"lr": 0.5}}
-
-
-def test_learning_rate_factor_follows_the_full_name():
-    names = []
-    model = Model()
-    groups = get_default_optimizer_params(
-        model, base_lr=1.0, lr_factor_func=lambda name: names.append(name) or (0.1 if "embed" in name else 1.0)
-    )
-    assert names == [name for name, _ in model.named_parameters()]
-    assert by_name(model, groups)["embed.weight"]["lr"] == 0.1
-
-
-def test_groups_work_with_an_optimizer():
-    groups = get_default_optimizer_params(Model(), base_lr=0.1, weight_decay=0.1, weight_decay_norm=0.0)
-    assert len(torch.optim.AdamW(groups).param_groups) == 2
-
-
-@pytest.mark.parametrize("arguments", [{"bias_lr_factor": 2.0}, {"lr_factor_func": lambda name: 1.0}])
-def test_scaling_needs_a_base(arguments):
-    with pytest.raises(ValueError, match="base_lr"):
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"bias_lr_factor": 2.0}, "base_lr"),
+        ({"lr_factor_func": lambda name: 1.0}, "base_lr"),
+        ({"weight_decay_bias": 0.0, "overrides": {"bias": {"lr": 1.0}}}, "bias"),
+    ],
+)
+def test_scaling_without_a_base_and_biases_configured_twice_are_refused(arguments, named):
+    with pytest.raises(ValueError, match=named):
         get_default_optimizer_params(Model(), **arguments)
 
 
-def test_biases_configured_twice_are_refused():
-    with pytest.raises(ValueError, match="bias"):
-        get_default_optimizer_params(Model(), weight_decay_bias=0.0, overrides={"bias": {"lr": 1.0}})
+def test_a_later_group_of_the_same_parameter_overrides_the_earlier():
+    groups = [
+        {"params": ["a", "b"], "lr": 1.0, "weight_decay": 3.0},
+        {"params": ["b", "c"], "lr": 2.0},
+        {"params": ["d"], "lr": 2.0, "weight_decay": 3.0},
+    ]
+    assert reduce_param_groups(groups) == [
+        {"params": ["a"], "lr": 1.0, "weight_decay": 3.0},
+        {"params": ["b", "d"], "lr": 2.0, "weight_decay": 3.0},
+        {"params": ["c"], "lr": 2.0},
+    ]
 
 
-def test_equal_groups_are_merged_in_any_order_of_their_settings():
-    a, b, c = (nn.Parameter(torch.zeros(1)) for _ in range(3))
-    groups = reduce_param_groups(
-        [
-            {"params": [a], "lr": 1.0, "weight_decay": 0.0},
-            {"params": [b], "lr": 2.0},
-            {"weight_decay": 0.0, "lr": 1.0, "params": [c]},
-        ]
-    )
-    assert [group["params"] for group in groups] == [[a, c], [b]]
+# ---------------------------------------------------------------------- SOLVER.PARAM_GROUPS
+
+
+class Net(nn.Module):
+    """An embedding, two blocks with a norm each, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(2, 4)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)) for _ in range(2)])
+        self.head = nn.Linear(4, 3)
+
+
+def make_cfg(rules=(), **solver):
+    cfg = get_cfg()
+    cfg.SOLVER.OPTIMIZER.NAME = "AdamW"
+    cfg.SOLVER.BASE_LR, cfg.SOLVER.WEIGHT_DECAY = 1.0, 0.1
+    cfg.SOLVER.PARAM_GROUPS = list(rules)
+    cfg.merge_from_list([part for key, value in solver.items() for part in (f"SOLVER.{key}", value)])
+    return cfg
+
+
+def settings(cfg, name, model=None):
+    """The setting of each parameter, by its name."""
+    model = model or Net()
+    optimizer = build_optimizer(cfg, model)
+    of = {p: group[name] for group in optimizer.param_groups for p in group["params"]}
+    return {key: of[parameter] for key, parameter in model.named_parameters()}
+
+
+def test_a_pattern_names_a_submodule_a_class_or_a_parameter():
+    head, block = {"PARAMS": "head", "LR_FACTOR": 10}, {"PARAMS": "blocks.0", "LR_FACTOR": 0.5}
+    rates = settings(make_cfg([head, block, {"PARAMS": "embed.bias", "LR_FACTOR": 0}]), "lr")
+    assert (rates["head.weight"], rates["head.bias"], rates["blocks.0.0.weight"]) == (10, 10, 0.5)
+    assert (rates["embed.bias"], rates["embed.weight"], rates["blocks.1.0.weight"]) == (0, 1, 1)
+    decays = settings(make_cfg([{"PARAMS": ["Linear"], "WEIGHT_DECAY": 0.3}]), "weight_decay")
+    assert (decays["head.bias"], decays["blocks.1.1.weight"]) == (0.3, 0.0)  # norms: WEIGHT_DECAY_NORM
+
+
+def test_a_regular_expression_is_searched_in_the_name():
+    decays = settings(make_cfg([{"REGEX": r"bias$|\.\d\.1\.", "WEIGHT_DECAY": 0.0}]), "weight_decay")
+    decayed = {"embed.weight", "blocks.0.0.weight", "blocks.1.0.weight", "head.weight"}
+    assert {name for name, decay in decays.items() if decay} == decayed
+
+
+def test_each_setting_is_that_of_the_first_rule_that_has_it():
+    rules = [
+        {"PARAMS": "head.bias", "LR_FACTOR": 2},
+        {"PARAMS": "head", "LR_FACTOR": 3, "WEIGHT_DECAY": 0.5},
+        {"PARAMS": "*.weight", "ARGS": {"betas": [0.5, 0.6], "weight_decay": 0.7}},
+    ]
+    assert settings(make_cfg(rules), "lr")["head.bias"] == 2
+    assert settings(make_cfg(rules), "weight_decay")["head.bias"] == 0.5
+    assert settings(make_cfg(rules), "weight_decay")["head.weight"] == 0.5
+    assert settings(make_cfg(rules), "weight_decay")["embed.weight"] == 0.7
+    assert settings(make_cfg(rules), "betas")["head.weight"] == (0.5, 0.6)
+    assert settings(make_cfg(rules), "betas")["head.bias"] == (0.9, 0.999)
+
+
+@pytest.mark.parametrize(
+    ("rule", "named"),
+    [
+        ({"PARAMS": "haed", "LR_FACTOR": 1}, r"PARAM_GROUPS\[0\].PARAMS: .*did you mean 'head'"),
+        ({"REGEX": "norm", "LR_FACTOR": 1}, r"REGEX: 'norm'"),
+        ({"REGEX": "(", "LR_FACTOR": 1}, "REGEX: "),
+        ({"PARAMS": "head", "LR_FACTER": 1}, "LR_FACTER: .*did you mean"),
+        ({"LR_FACTOR": 1.0}, "one of PARAMS and REGEX"),
+        ({"PARAMS": "head", "LR_FACTOR": -1}, "LR_FACTOR"),
+        ({"PARAMS": "head", "LR_FACTOR": "x"}, "LR_FACTOR"),
+        ({"PARAMS": 3, "LR_FACTOR": 1}, "PARAMS"),
+        ({"PARAMS": "head", "ARGS": {"lr": 0.1}}, "use LR_FACTOR"),
+        ({"PARAMS": "head", "ARGS": {"betos": 0.1}}, "'betos'; did you mean 'betas'"),
+        ("head", "mapping"),
+    ],
+)
+def test_wrong_rules_are_errors_that_name_the_key(rule, named):
+    with pytest.raises(ConfigError, match=named):
+        build_optimizer(make_cfg([rule]), Net())

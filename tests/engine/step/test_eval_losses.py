@@ -25,17 +25,18 @@ class Two(Net):
 
 
 class OwnLoss(Net):
-    """Returns its loss in training mode only."""
+    """Returns its loss in training mode, in eval mode only beside the scores."""
+
+    beside = False
 
     def forward(self, batch):
         scores = self.layer(batch[0])
-        return {"loss": nn.functional.cross_entropy(scores, batch[1])} if self.training else scores
+        loss = {"loss": nn.functional.cross_entropy(scores, batch[1])}
+        return {**loss, "scores": scores} if self.beside else loss if self.training else scores
 
 
-class LossBeside(Net):
-    def forward(self, batch):
-        scores = self.layer(batch[0])
-        return {"loss": nn.functional.cross_entropy(scores, batch[1]), "scores": scores}
+class LossBeside(OwnLoss):
+    beside = True
 
 
 def two_outputs(prediction, norm, target):
@@ -69,19 +70,9 @@ class Losses(HookBase):
 )
 def test_a_hook_can_read_the_loss_of_a_test_batch(model, loss, mapping, tmp_path):
     config = {"MODEL.DEVICE": "cpu", "LOG.WRITERS": [], "LOG.PROGRESS_BAR": False, "MODEL.OUTPUT_MAPPING": mapping}
-    trainer = Trainer(
-        model(),
-        (X, Y),
-        (X, Y),
-        loss=loss,
-        metrics=[number] if loss is two_outputs else ["Loss"],
-        length=2,
-        batch_size=5,
-        lr=0.1,
-        hooks=[hook := Losses()],
-        output_dir=tmp_path,
-        config=config,
-    )
+    metrics = [number] if loss is two_outputs else ["Loss"]
+    options = {"length": 2, "batch_size": 5, "lr": 0.1, "output_dir": tmp_path, "config": config}
+    trainer = Trainer(model(), (X, Y), (X, Y), loss=loss, metrics=metrics, hooks=[hook := Losses()], **options)
     results = trainer.train().metrics
     assert len(hook.losses) == 2
     expected = nn.functional.cross_entropy(trainer.model.layer(X), Y).item()

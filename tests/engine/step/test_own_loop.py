@@ -2,27 +2,16 @@
 
 import pytest
 import torch
-from torch import nn
+from small_runs import Net
 
+from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer
-from hookline.hooks import EventStorage, HookBase
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(3, 1)
-
-    def forward(self, x):
-        return {"loss": self.fc(x).pow(2).mean()}
+from hookline.hooks import CallbackHook, EventStorage, HookBase
 
 
 class Recorder(HookBase):
     def __init__(self):
         self.seen = []
-
-    def before_train(self):
-        self.seen.append("begin")
 
     def after_step(self):
         self.seen.append(self.trainer.iter)
@@ -34,19 +23,30 @@ class Recorder(HookBase):
         self.seen.append("end")
 
 
+WHOLE = [0, 1, "epoch", 2, 3, "epoch", "end"]
+
+
 class Loop(SimpleTrainer):
-    def __init__(self):
+    left_at, goes_on, calls_before_train = None, False, True
+
+    def __init__(self, **attributes):
         model = Net()
-        super().__init__(model, [torch.ones(2, 3)] * 2, torch.optim.SGD(model.parameters(), 0.1))
+        super().__init__(model, [torch.ones(2, 2)] * 2, torch.optim.SGD(model.parameters(), 0.1))
         self.max_iter = 4
         self.recorder = Recorder()
         self.register_hooks([self.recorder])
+        vars(self).update(attributes)
 
     def train(self):
         with EventStorage(self.start_iter) as self.storage:
-            self.before_train()
+            if self.calls_before_train:
+                self.before_train()
             for self.iter in range(self.start_iter, self.max_iter):  # noqa: B020
                 self.before_step()
+                if self.iter == self.left_at and self.goes_on:
+                    continue
+                if self.iter == self.left_at:
+                    break
                 self.run_step()
                 self.after_step()
             self.after_train()
@@ -63,50 +63,25 @@ class CallsParents(Loop):
             super().after_train()
 
 
-class OverridesBeforeTrain(Loop):
-    def before_train(self):
-        self.prepared = True
-
-
-class WithoutBeforeTrain(Loop):
-    def train(self):
-        with EventStorage(self.start_iter) as self.storage:
-            for self.iter in range(self.start_iter, self.max_iter):  # noqa: B020
-                self.before_step()
-                self.run_step()
-                self.after_step()
-            self.after_train()
-
-
-class CallsItsHooksItself(Loop):
-    def after_step(self):
-        for hook in self._hooks:
-            hook.after_step()
-
-
-class CallsAllHooksItself(CallsItsHooksItself):
-    def before_step(self):
-        for hook in self._hooks:
-            hook.before_step()
-
-    def after_train(self):
-        for hook in self._hooks:
-            hook.after_train()
-
-
 @pytest.mark.parametrize(
-    "loop",
-    [Loop, CallsParents, OverridesBeforeTrain, WithoutBeforeTrain, CallsItsHooksItself, CallsAllHooksItself],
-    ids=lambda loop: loop.__name__,
+    "make",
+    [Loop, CallsParents, lambda: Loop(calls_before_train=False), lambda: Loop(before_train=lambda: None)],
+    ids=["own loop", "calls its parent's", "without before_train", "overrides before_train"],
 )
-def test_steps_and_epochs_are_counted(loop):
-    trainer = loop()
+def test_steps_and_epochs_are_counted(make):
+    trainer = make()
     trainer.train()
-    seen = [event for event in trainer.recorder.seen if event != "begin"]
-    assert seen == [0, 1, "epoch", 2, 3, "epoch", "end"]
+    assert trainer.recorder.seen == WHOLE
     assert trainer.finished_iter == 3
     assert trainer.completed
     assert trainer.storage.latest()["total_loss"][1] == 3
+
+
+@pytest.mark.parametrize(("method", "match"), [("after_step", r"Own\.after_step\(\)"), ("before_step", "Own")])
+def test_a_step_that_cannot_be_counted_is_an_error(method, match):
+    calls_hooks = {method: lambda self: [getattr(hook, method)() for hook in self._hooks] and None}
+    with pytest.raises(ConfigError, match=match):
+        type("Own", (Loop,), calls_hooks)().train()
 
 
 def test_a_loop_that_died_is_begun_again():
@@ -116,34 +91,27 @@ def test_a_loop_that_died_is_begun_again():
         trainer.train()
     trainer.run_step = died
     SimpleTrainer.train(trainer, 0, 4)
-    assert trainer.recorder.seen[-7:] == [0, 1, "epoch", 2, 3, "epoch", "end"]
+    assert trainer.recorder.seen[-7:] == WHOLE
     assert trainer.finished_iter == 3
 
 
-class LeavesAStep(Loop):
-    def train(self):
-        with EventStorage(self.start_iter) as self.storage:
-            self.before_train()
-            for self.iter in range(self.start_iter, self.max_iter):  # noqa: B020
-                self.before_step()
-                if self.iter == self.left_at:
-                    break
-                self.run_step()
-                self.after_step()
-            self.after_train()
+def test_metrics_of_a_resumed_loop_continue():
+    first, second, state = Loop(), Loop(), {}
+    first.max_iter = 2
+    first.register_hooks([CallbackHook(after_train=lambda trainer: state.update(trainer.state_dict()))])
+    first.train()
+    second.load_state_dict(state)
+    second.start_iter = 2
+    second.train()
+    assert [iteration for _, iteration in second.storage.history("total_loss").values()] == [0, 1, 2, 3]
 
 
-class LeavesAStepOfItsOwn(LeavesAStep):
-    def after_step(self):
-        super().after_step()
-
-
-@pytest.mark.parametrize(
-    ("loop", "left_at"), [(LeavesAStep, 0), (LeavesAStep, 2), (LeavesAStepOfItsOwn, 2)], ids=lambda value: str(value)
-)
-def test_a_step_that_was_left_is_not_counted(loop, left_at):
-    trainer = loop()
-    trainer.left_at = left_at
+def test_a_step_that_is_skipped_ends_without_hooks_and_one_that_was_left_is_not_counted():
+    trainer = Loop(left_at=1, goes_on=True)
     trainer.train()
-    assert trainer.finished_iter == left_at - 1
-    assert trainer.state_dict()["iteration"] == left_at - 1
+    assert [event for event in trainer.recorder.seen if isinstance(event, int)] == [0, 2, 3]
+    assert trainer.finished_iter == 3
+    for left_at in (0, 2):
+        trainer = Loop(left_at=left_at)
+        trainer.train()
+        assert trainer.finished_iter == trainer.state_dict()["iteration"] == left_at - 1

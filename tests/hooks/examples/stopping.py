@@ -1,6 +1,5 @@
 """Hooks that stop a run early."""
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,23 +39,3 @@ class LossStalls(HookBase):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best, self.age = state_dict["best"], state_dict["age"]
-
-
-class TimeLimit(HookBase):
-    """Stops training, with a checkpoint, when ``seconds`` have passed.
-
-    Clocks differ: the ranks tell each other, every ``check_every`` steps, and stop together.
-    """
-
-    def __init__(self, seconds: float, check_every: int = 10) -> None:
-        self.seconds, self.check_every = seconds, check_every
-
-    def before_train(self) -> None:
-        self.start = time.monotonic()
-
-    def after_step(self) -> None:
-        if (self.trainer.iter + 1) % self.check_every:
-            return
-        over = time.monotonic() - self.start >= self.seconds
-        if any(self.trainer.comm.all_gather(over)):
-            self.trainer.request_stop(f"the time limit of {self.seconds:g} s is over")

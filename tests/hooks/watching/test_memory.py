@@ -4,27 +4,19 @@ import pytest
 import torch
 from small_runs import train_net
 
-from hookline.hooks import HookBase, MemoryMonitor, MemorySnapshot, PeriodicWriter, TorchMemoryStats
+from hookline.hooks import CallbackHook, MemoryMonitor, MemorySnapshot, PeriodicWriter, TorchMemoryStats
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 def test_the_memory_of_the_process_is_put_when_metrics_are_written():
-    trainer = train_net(20, MemoryMonitor(), PeriodicWriter([], 10))
-    values = trainer.storage.history("rss_mem").values()
-    assert [iteration for _, iteration in values] == [9, 19]
-    assert all(50 < megabytes < 100_000 for megabytes, _ in values)
-
-
-def test_allocated_memory_is_included(tmp_path):
-    class Hoarder(HookBase):
-        def after_step(self):
-            if self.trainer.iter == 15:
-                self.kept = torch.ones(2**26)  # 256 MiB
-
-    hook = Hoarder()
-    before, after = train_net(20, hook, MemoryMonitor(), PeriodicWriter([], 10)).storage.history("rss_mem").values()
-    assert after[0] - before[0] == pytest.approx(256, abs=30)
+    kept = []
+    hoard = CallbackHook(after_step=lambda t: t.iter == 15 and kept.append(torch.ones(2**26)))  # 256 MiB
+    trainer = train_net(20, hoard, MemoryMonitor(), PeriodicWriter([], 10))
+    (before, first), (after, second) = trainer.storage.history("rss_mem").values()
+    assert (first, second) == (9, 19)
+    assert 50 < before < 100_000
+    assert after - before == pytest.approx(256, abs=30)
 
 
 @pytest.mark.gpu
@@ -35,11 +27,12 @@ def test_the_memory_of_the_gpu_is_put():
     assert trainer.storage.latest()["reserved_mem"][0] >= 2
 
 
-def test_memory_statistics_without_a_gpu_do_nothing(log, monkeypatch):
+def test_without_a_gpu_there_is_one_warning_each(log, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    train_net(50, TorchMemoryStats(period=10))
-    assert log.text.count("there is no CUDA device") == 1
+    train_net(20, TorchMemoryStats(period=10), MemorySnapshot(str(tmp_path), start=1, steps=2))
+    assert log.text.count("there is no CUDA device") == 2
     assert "GPU memory" not in log.text
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.gpu
@@ -49,13 +42,6 @@ def test_memory_statistics_are_logged_at_most_max_runs_times(log):
     assert log.text.count("GPU memory at iteration") == 3
     assert "GPU memory at iteration 29" in log.text
     assert log.text.count("PyTorch CUDA memory summary") == 1
-
-
-def test_a_memory_snapshot_without_a_gpu_does_nothing(log, monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    train_net(5, MemorySnapshot(str(tmp_path), start=1, steps=2))
-    assert log.text.count("MemorySnapshot: there is no CUDA device") == 1
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.gpu

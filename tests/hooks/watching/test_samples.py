@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from small_runs import Net, config_trainer
+from small_runs import config_trainer
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from hookline.engine import SimpleTrainer
-from hookline.engine.evaluation import evaluation_context, inference_on_dataset
-from hookline.hooks import EvalHook, SamplePredictions
+from hookline.hooks import SamplePredictions
 
 pytest.importorskip("PIL")
 
@@ -47,19 +46,3 @@ def test_names_are_those_of_the_data_set_and_ignored_targets_are_left_out(tmp_pa
     for _ in range(2):
         hook.after_eval_step(tuple(data.tensors), torch.tensor([[0.0, 9.0]] * 3))
     assert [(label, right) for _, label, right in hook._samples.values()] == [("dog (100%)", True)]
-
-
-def test_batches_without_images_are_warned_of_once(tmp_path, log):
-    model = Net(2, 3)
-    trainer = SimpleTrainer(model, [torch.ones(1, 2)], torch.optim.SGD(model.parameters(), 0.1))
-
-    def evaluate():
-        with evaluation_context(trainer.emit):
-            return inference_on_dataset(model.fc, [torch.ones(1, 2)] * 2, None)
-
-    trainer.register_hooks([SamplePredictions(output_dir=str(tmp_path)), EvalHook(1, evaluate)])
-    trainer.train(0, 2)
-    assert [record.message for record in log.records].count(
-        "SamplePredictions: needs images (N, 1 or 3, H, W), class scores (N, C) and classes (N); nothing drawn"
-    ) == 1
-    assert not list(tmp_path.iterdir())

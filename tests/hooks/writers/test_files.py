@@ -1,171 +1,175 @@
-"""Files with a line per row: resumes, and disks that fail."""
+"""Files with a line per row, JSON lines and CSV: what is in them, resumes, and disks that fail."""
 
-import copy
+import csv
 import errno
-import json
 import logging
 import os
-import shutil
 
 import pytest
+import torch
+from metric_runs import Kill, Losses, at, iterations_of, put, rows_of, train_losses, write
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hookline.config import ConfigError
-from hookline.config.files.atomic import WriteError
-from hookline.engine import TrainerBase
-from hookline.hooks import CallbackHook, CSVWriter, HookBase, JSONWriter, PeriodicWriter, TensorboardXWriter
-from hookline.hooks.writers.files import AppendFile, back_up
+from hookline.engine.checkpoint import Checkpointer
+from hookline.hooks import (
+    CallbackHook,
+    CSVWriter,
+    EventStorage,
+    JSONWriter,
+    PeriodicCheckpointer,
+    PeriodicWriter,
+    TensorboardXWriter,
+    get_event_storage,
+)
+
+FILES = {"metrics.json": JSONWriter, "metrics.csv": CSVWriter}
 
 
-class Losses(TrainerBase):
-    """The loss is the iteration."""
-
-    def run_step(self):
-        self.storage.put_scalar("loss", float(self.iter))
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.json"
 
 
-class Saves(HookBase):
-    """Saves the state at one iteration and copies the folder at a later one, as after a kill."""
-
-    def __init__(self, folder, at=29, killed_at=45):
-        self.folder, self.at, self.killed_at = folder, at, killed_at
-
-    def on_save(self):
-        trainer = self.trainer
-        trainer.emit("before_save", "checkpoint")
-        if trainer.iter == self.at:
-            self.state = copy.deepcopy(trainer.state_dict())
-            self.rows = {path.name: path.read_bytes() for path in self.folder.iterdir()}
-        if trainer.iter == self.killed_at:
-            shutil.copytree(self.folder, self.folder.parent / "killed")
-
-    def after_step(self):
-        if self.trainer.iter in (self.at, self.killed_at):
-            self.trainer.request_save()
+def writers(folder, names=tuple(FILES)):
+    return [FILES[name](str(folder / name), 1) for name in names]
 
 
-def writers(folder):
-    return [JSONWriter(str(folder / "metrics.json"), 1), CSVWriter(str(folder / "metrics.csv"), 1)]
+def csv_rows(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
 
 
-def run(made, start=0, stop=50, hooks=(), state=None):
-    trainer = Losses()
-    trainer.register_hooks([PeriodicWriter(made, 5), *hooks])
-    if state is not None:
-        trainer.load_state_dict(state)
-    trainer.train(start, stop)
+# ---------------------------------------------------------------------- content
+
+
+def test_a_json_row_has_the_iteration_and_then_the_metrics_by_name_and_null_for_what_json_cannot_hold(path):
+    with EventStorage(3) as storage:
+        storage.put_scalars(b=2, a=1, nan=torch.tensor(float("nan")), inf=float("inf"), smoothing_hint=False)
+        JSONWriter(str(path)).write()
+    assert path.read_text() == '{"iteration": 3, "a": 1.0, "b": 2.0, "inf": null, "nan": null}\n'
+
+
+def test_a_csv_file_gets_a_column_when_a_metric_appears(tmp_path):
+    path = tmp_path / "m.csv"
+    write([CSVWriter(str(path), 1)], 2, put("accuracy", 5), put('a,"b"', 3), end=8)
+    rows = csv_rows(path)
+    assert [row["accuracy"] for row in rows] == ["", "", "1.0", ""]
+    assert [row['a,"b"'] for row in rows] == ["", "1.0", "", ""]
+    assert [(row["iteration"], row["loss"]) for row in rows] == [(str(i), f"{i}.0") for i in (1, 3, 5, 7)]
+
+
+@pytest.mark.parametrize("writer", FILES.values())
+def test_a_fifo_or_a_folder_is_refused(tmp_path, writer):
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", tmp_path):
+        with pytest.raises(ConfigError, match=path.name):
+            writer(str(path))
+
+
+# ---------------------------------------------------------------------- resume
 
 
 @pytest.fixture
 def killed(tmp_path):
     """The folder of a run killed at iteration 45, and its state at iteration 29."""
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    saves = Saves(whole)
-    run(writers(whole), hooks=[saves])
-    return tmp_path / "killed", saves
+    (tmp_path / "whole").mkdir()
+    kill = Kill(tmp_path / "whole", 29, (29, 45))
+    write(writers(tmp_path / "whole"), 5, kill)
+    return kill.kills[45]
 
 
-def iterations(folder):
-    return [json.loads(line)["iteration"] for line in (folder / "metrics.json").read_text().splitlines()]
+def assert_same_files(folder, other, names=FILES):
+    for name in names:
+        assert (folder / name).read_bytes() == (other / name).read_bytes(), name
 
 
-def same_files(folder, other):
-    return all((folder / name).read_bytes() == (other / name).read_bytes() for name in ("metrics.json", "metrics.csv"))
-
-
-def test_a_killed_and_resumed_run_has_the_files_of_an_uninterrupted_run(tmp_path, killed, caplog):
-    folder, saves = killed
-    assert iterations(folder)[-1] == 44
-    run(writers(folder), 30, state=saves.state)
-    assert same_files(folder, tmp_path / "whole")
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_rows_are_in_the_file_when_a_checkpoint_is_saved(killed):
-    _, saves = killed
-    assert saves.rows["metrics.json"].splitlines()[-1] == b'{"iteration": 29, "loss": 29.0}'
-    assert saves.rows["metrics.csv"].splitlines()[-1] == b"29,29.0"
+@pytest.mark.parametrize("names", [[*FILES], [*reversed(FILES)], ["metrics.json"], ["metrics.csv"]])
+def test_a_killed_and_resumed_run_has_the_files_of_an_uninterrupted_one(tmp_path, killed, names, caplog):
+    """Writers may be removed, and a writer that is new has the rows of the resumed run."""
+    folder, state = killed
+    assert iterations_of(folder / "metrics.json")[-1] == 44
+    assert iterations_of(tmp_path / "killed29" / "metrics.json")[-1] == 29  # all rows are there at a save
+    added = CSVWriter(str(folder / "added.csv"), 1)
+    write([added, *writers(folder, names)], 5, start=30, state=state)
+    assert_same_files(folder, tmp_path / "whole", names)
+    assert [row["iteration"] for row in csv_rows(folder / "added.csv")] == ["34", "39", "44", "49"]
+    missing = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(missing) == 1  # of the new file
+    assert "added.csv" in missing[0]
 
 
 def test_rows_are_on_the_disk_when_a_checkpoint_is_saved(tmp_path, monkeypatch):
-    synced = {}
+    synced, found = {}, []
 
     def fsync(descriptor):
         path = os.readlink(f"/proc/self/fd/{descriptor}")
-        synced[os.path.basename(path)] = os.path.getsize(path)
+        synced[path] = os.path.getsize(path)
 
-    class Looks(HookBase):
-        def on_save(self):
-            self.trainer.emit("before_save", "checkpoint")
-            self.synced = {path.name: synced.get(path.name) for path in tmp_path.iterdir()}
-            self.sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
-
-        def after_step(self):
-            if self.trainer.iter == 29:
-                self.trainer.request_save()
+    def save(trainer):
+        trainer.emit("before_save", "checkpoint")
+        found.extend((synced.get(str(path)), path.stat().st_size) for path in tmp_path.iterdir())
 
     monkeypatch.setattr(os, "fsync", fsync)
-    looks = Looks()
-    run(writers(tmp_path), hooks=[looks])
-    assert looks.synced == looks.sizes
+    write(writers(tmp_path), 5, at(29, lambda trainer: trainer.request_save()), at(29, save, "on_save"))
+    assert len(found) == 2
+    assert all(on_disk == size for on_disk, size in found)
 
 
-def removed(path):
-    path.unlink()
-
-
-def emptied(path):
-    path.write_bytes(b"")
-
-
-def truncated(path):
-    path.write_bytes(path.read_bytes()[:57])
-
-
-@pytest.mark.parametrize("name", ["metrics.json", "metrics.csv"])
+@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        (removed, "the rows of all iterations up to 29 are missing"),
-        (emptied, "the rows of all iterations up to 29 are missing"),
-        (truncated, "up to 29 are missing, and cannot be restored"),
-    ],
+    "damage", [lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:57])], ids=["gone", "cut"]
 )
-def test_a_resume_warns_about_missing_rows(killed, caplog, name, damage, says):
-    folder, saves = killed
+def test_a_resume_warns_about_missing_rows(killed, caplog, name, damage):
+    folder, state = killed
     damage(folder / name)
-    before = (folder / name).read_bytes() if (folder / name).exists() else b""
-    run(writers(folder), 30, state=saves.state)
-    assert says in caplog.text
-    assert f"{folder / name}: " in caplog.text
-    assert iterations(folder)[-4:] == [34, 39, 44, 49]
-    if before:
-        assert (folder / f"{name}.old").read_bytes() == before
+    write(writers(folder), 5, start=30, state=state)
+    assert f"{folder / name}: rows up to iteration 29 are missing" in caplog.text
+    assert iterations_of(folder / "metrics.json")[-4:] == [34, 39, 44, 49]
 
 
-@pytest.mark.parametrize("order", [(1, 0), (0,), (1,)])
-def test_the_order_and_number_of_writers_may_change_on_a_resume(tmp_path, killed, order):
-    folder, saves = killed
-    made = writers(folder)
-    run([made[index] for index in order], 30, state=saves.state)
-    if len(order) == 2:
-        assert same_files(folder, tmp_path / "whole")
-    for index in order:
-        name = ("metrics.json", "metrics.csv")[index]
-        assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+ROW = b'{"iteration": 19}\n'
+OLD_NAN = b'{"iteration": 9, "loss": NaN}\n'  # as hookline 0.1 wrote it
+RESUMED = [  # writer, the file before, first iteration of the resumed run, the file after, None: it was moved away
+    (JSONWriter, ROW + b'{"iteration": 29}\n{"iteration": 30}\n', 29, ROW),
+    (JSONWriter, OLD_NAN + b'{"iteration": 19, "loss": Infinity}\n', 15, OLD_NAN),
+    (JSONWriter, ROW, 20, ROW),
+    (JSONWriter, ROW + b'{"iteration": 29, "lo', 100, ROW),
+    (JSONWriter, ROW + b'{"iteration": 29}', 100, ROW),
+    (JSONWriter, ROW + b"\x00\x00\x00", 100, ROW),
+    (JSONWriter, ROW + b"[1]\n", 100, ROW),
+    (JSONWriter, ROW + b'{"iteration": "1"}\n', 100, ROW),
+    (JSONWriter, ROW + b"\xff\xfe\x80", 100, ROW),
+    (JSONWriter, ROW, 0, None),
+    (JSONWriter, b"my notes\nof two lines\n", 20, None),
+    (CSVWriter, b"iteration,a\r\n3,1\r\n5,2\r\n", 4, b"iteration,a\r\n3,1\r\n"),
+    (CSVWriter, b"iteration,a\r\n3,1\r\n139", 200, b"iteration,a\r\n3,1\r\n"),
+    (CSVWriter, b"iteration,a\r\n3,1\r\n5,\xff", 200, b"iteration,a\r\n3,1\r\n"),
+    (CSVWriter, b"iteration,a\r\n3,1\r\n", 0, None),
+    (CSVWriter, b"1,2.0\n3,4.0\n", 4, None),
+    (CSVWriter, b"my only line\n", 4, None),
+]
 
 
-def test_a_writer_added_on_a_resume_starts_with_the_rows_of_that_run(tmp_path, killed):
-    folder, saves = killed
-    added = CSVWriter(str(folder / "added.csv"), 1)
-    run([added, *writers(folder)], 30, state=saves.state)
-    assert same_files(folder, tmp_path / "whole")
-    text = (folder / "added.csv").read_text()
-    assert [line.split(",")[0] for line in text.splitlines()] == ["iteration", "34", "39", "44", "49"]
+@pytest.mark.parametrize(("writer", "before", "start", "after"), RESUMED)
+def test_a_resume_removes_rows_that_come_again_and_keeps_files_that_are_not_its_own(
+    tmp_path, writer, before, start, after
+):
+    path = tmp_path / "metrics"
+    (tmp_path / "metrics.old").write_text("an earlier backup")
+    path.write_bytes(before)
+    inode = path.stat().st_ino
+    writer(str(path)).resume(start)
+    if after is None:
+        assert (tmp_path / "metrics.old2").read_bytes() == before
+        assert not path.exists()
+    else:
+        assert path.read_bytes() == after
+        assert (path.stat().st_ino == inode) == (before == after)
+    assert (tmp_path / "metrics.old").read_text() == "an earlier backup"
 
 
-# ---------------------------------------------------------------------------- disks that fail
+# ---------------------------------------------------------------------- disks that fail
 
 
 @pytest.fixture
@@ -186,137 +190,59 @@ def disk(monkeypatch):
     return Disk
 
 
-def full_disk(disk, folder, since, until=1000):
-    """A hook that makes the disk full for the folder's files during these iterations."""
+def train_on(folder, *hooks, disk=None, full=(1000, 1000), on_error="stop"):
+    """Train with all writers of files, on a disk that is full from one iteration to another."""
 
     def after_step(trainer):
-        disk.full = list(folder.iterdir()) if since <= trainer.iter < until else []
+        if disk:
+            disk.full = list(folder.iterdir()) if full[0] <= trainer.iter < full[1] else []
 
     def after_write(trainer, metrics):
-        writer = trainer.find_hook(PeriodicWriter)
-        writer._wait()
-        writer._next_use = 0.0
+        trainer.find_hook(PeriodicWriter)._next_write = 0.0
 
-    return CallbackHook(after_step=after_step, after_write=after_write)
-
-
-def run_on(folder, hooks=(), stop=50, **arguments):
-    folder.mkdir()
     made = [*writers(folder), TensorboardXWriter(output_dir=str(folder), window_size=1)]
-    trainer = Losses()
-    trainer.register_hooks([*hooks, PeriodicWriter(made, 5, **arguments)])
-    return trainer.train(0, stop)
+    fills = CallbackHook(after_step=after_step, after_write=after_write)
+    return train_losses(fills, *hooks, PeriodicWriter(made, 5, on_error))
 
 
-def losses(folder):
-    events = EventAccumulator(str(folder)).Reload()
-    return [event.step for event in events.Scalars("train/loss")]
-
-
-@pytest.mark.parametrize("on_error", ["stop", "continue"])
-def test_rows_that_failed_once_are_written_by_the_next_write(tmp_path, disk, on_error):
-    run_on(tmp_path / "whole")
-    full = full_disk(disk, tmp_path / "full", 24, 25)
-    run_on(tmp_path / "full", [full], on_error=on_error)
-    assert same_files(tmp_path / "full", tmp_path / "whole")
-    assert losses(tmp_path / "full") == losses(tmp_path / "whole")
-
-
-def test_a_full_disk_stops_the_run_with_advice_for_every_file(tmp_path, disk, caplog):
-    with pytest.raises(WriteError, match="No space left on device; make room there, keep fewer checkpoints"):
-        run_on(tmp_path / "run", [full_disk(disk, tmp_path / "run", 20)])
-    for name in ("metrics.json", "metrics.csv", "run"):
-        assert f"/{name}: No space left on device" in caplog.text
+def shown(folder):
+    return [event.step for event in EventAccumulator(str(folder)).Reload().Scalars("train/loss")]
 
 
 def test_a_run_that_continues_on_a_full_disk_loses_no_row(tmp_path, disk, caplog):
-    run_on(tmp_path / "whole")
-    run_on(tmp_path / "full", [full_disk(disk, tmp_path / "full", 20, 42)], on_error="continue")
-    assert same_files(tmp_path / "full", tmp_path / "whole")
-    assert losses(tmp_path / "full") == losses(tmp_path / "whole")
-    assert caplog.text.count("Training continues, and the rows wait in memory") == 3  # once for each file
+    train_on(tmp_path / "whole")
+    (tmp_path / "full").mkdir()
+    train_on(tmp_path / "full", disk=disk, full=(20, 42), on_error="continue")
+    assert_same_files(tmp_path / "full", tmp_path / "whole")
+    assert shown(tmp_path / "full") == shown(tmp_path / "whole")
+    assert caplog.text.count("Training continues, and rows wait in memory") == 3  # once for each file
 
 
-def test_a_run_whose_last_rows_cannot_be_written_fails(tmp_path, disk):
-    ended = []
-    hooks = [full_disk(disk, tmp_path / "run", 20), CallbackHook(after_run=lambda trainer: ended.append(trainer.iter))]
-    with pytest.raises(WriteError, match="No space left on device"):
-        run_on(tmp_path / "run", hooks, on_error="continue")
-    assert ended == [50]
+# ---------------------------------------------------------------------- writers of detectron2's projects
 
 
-def test_a_resume_after_a_save_on_a_full_disk_warns_about_rows_that_may_be_missing(tmp_path, disk, caplog):
-    folder = tmp_path / "run"
-    saves = Saves(folder, 29, 45)
-    with pytest.raises(WriteError):
-        run_on(folder, [full_disk(disk, folder, 20), saves], on_error="continue")
-    disk.full = []
-    caplog.clear()
-    run(writers(tmp_path / "killed"), 30, state=saves.state)
-    assert "the rows after iteration 19 up to 29 are missing" in caplog.text
-    assert iterations(tmp_path / "killed") == [4, 9, 14, 19, 34, 39, 44, 49]
+class OwnLines(JSONWriter):
+    """Does not call ``__init__`` of its base, and opens its file itself."""
+
+    def __init__(self, path):
+        self._file_handle = path.open("a")
+
+    def write(self):
+        latest = get_event_storage().latest_with_smoothing_hint(self._window_size)
+        loss, iteration = latest["loss"]
+        if iteration > self._last_write:
+            self._last_write = iteration
+            self._file_handle.write(f'{{"iteration": {iteration}, "loss": {loss}}}\n')
+            self._file_handle.flush()
 
 
-# ---------------------------------------------------------------------------- AppendFile
-
-
-def short_writes(monkeypatch, sizes):
-    """Limit the bytes that each call of os.write takes; after the last size it fails with ENOSPC."""
-    write, sizes = os.write, iter(sizes)
-
-    def limited(descriptor, data):
-        size = next(sizes, None)
-        if size is None:
-            raise OSError(28, "No space left on device")
-        return write(descriptor, data[:size])
-
-    monkeypatch.setattr(os, "write", limited)
-
-
-def test_short_writes_are_continued(tmp_path, monkeypatch):
-    file = AppendFile(str(tmp_path / "f"))
-    short_writes(monkeypatch, [2, 1, 3])
-    file.write(b"abcdef")
-    assert (tmp_path / "f").read_bytes() == b"abcdef"
-
-
-def test_what_a_failed_write_has_left_is_removed_by_the_next_one(tmp_path, monkeypatch):
-    file = AppendFile(str(tmp_path / "f"))
-    file.write(b"first\n")
-    with monkeypatch.context() as patch:
-        short_writes(patch, [3])
-        with pytest.raises(OSError, match="No space"):
-            file.write(b"second\n")
-    assert (tmp_path / "f").read_bytes() == b"first\nsec"
-    file.write("third\n")
-    assert (tmp_path / "f").read_bytes() == b"first\nthird\n"
-
-
-def test_what_a_failed_write_has_left_is_removed_at_the_end(tmp_path, monkeypatch):
-    file = AppendFile(str(tmp_path / "f"))
-    file.write(b"first\n")
-    with monkeypatch.context() as patch:
-        short_writes(patch, [3])
-        with pytest.raises(OSError, match="No space"):
-            file.write(b"second\n")
-    file.close()
-    assert (tmp_path / "f").read_bytes() == b"first\n"
-
-
-@pytest.mark.parametrize("writer", [JSONWriter, CSVWriter])
-def test_a_fifo_or_a_folder_is_refused(tmp_path, writer):
-    os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(ConfigError, match="fifo is a FIFO"):
-        writer(str(tmp_path / "fifo"))
-    with pytest.raises(ConfigError, match="is a folder"):
-        writer(str(tmp_path))
-
-
-def test_earlier_backups_are_kept(tmp_path):
-    path = tmp_path / "metrics.json"
-    for number in range(3):
-        path.write_text(str(number))
-        back_up(str(path))
-    assert not path.exists()
-    kept = [tmp_path / f"metrics.json.{ending}" for ending in ("old", "old2", "old3")]
-    assert [file.read_text() for file in kept] == ["0", "1", "2"]
+def test_a_writer_that_opens_its_file_itself_writes_and_resumes(tmp_path):
+    for start, end in ((0, 4), (4, 8)):
+        trainer = Losses()
+        checkpointer = Checkpointer(torch.nn.Linear(1, 1), str(tmp_path), trainer=trainer)
+        own = PeriodicWriter([OwnLines(tmp_path / "own.json")], 2)
+        trainer.register_hooks([PeriodicCheckpointer(checkpointer, 4), own])
+        if start:
+            checkpointer.resume_or_load("", resume=True)
+        trainer.train(start, end)
+    assert [row["loss"] for row in rows_of(tmp_path / "own.json")] == [0.5, 1.5, 2.5, 3.5]

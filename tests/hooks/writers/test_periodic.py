@@ -1,146 +1,131 @@
-"""PeriodicWriter: the thread that writes, and errors of writers."""
-
-import json
-import signal
-import threading
-import time
+"""PeriodicWriter: when writers are called, and what happens if one fails."""
 
 import pytest
+from metric_runs import Losses, at, iterations_of, rows_of, write
 
 from hookline.engine import TrainerBase
-from hookline.hooks import CallbackHook, HookBase, JSONWriter, PeriodicWriter, RowWriter
+from hookline.hooks import (
+    CallbackHook,
+    CommonMetricPrinter,
+    EventWriter,
+    IterationTimer,
+    JSONWriter,
+    PeriodicWriter,
+    RowWriter,
+    get_event_storage,
+)
 
 
-class Losses(TrainerBase):
-    def run_step(self):
-        self.storage.put_scalar("loss", float(self.iter))
+class Recorder(EventWriter):
+    def __init__(self, fail_close=False):
+        self.calls = []
+        self.fail_close = fail_close
+
+    def resume(self, start_iter):
+        self.calls.append(("resume", start_iter))
+
+    def write(self):
+        self.calls.append(("write", get_event_storage().iter))
+
+    def close(self):
+        self.calls.append(("close", None))
+        if self.fail_close:
+            raise OSError("cannot close")
 
 
-class Broken(JSONWriter):
+def test_writers_are_resumed_written_and_closed_in_turn():
+    """They write at each period, when a hook requests it, after the last step and after training."""
+    writer = Recorder()
+    write([writer], 4, at(5, lambda trainer: trainer.request_write()), start=2, end=10)
+    writes = [("write", iteration) for iteration in (3, 5, 7, 9, 10)]
+    assert writer.calls == [("resume", 2), *writes, ("close", None)]
+
+
+def test_after_write_gets_the_metrics_that_were_written():
+    seen = []
+    write([], 2, CallbackHook(after_write=lambda trainer, metrics: seen.append((trainer.iter, dict(metrics)))), end=4)
+    assert seen[:2] == [(1, {"loss": 0.5}), (3, {"loss": 1.5})]
+
+
+# ---------------------------------------------------------------------- failures
+
+
+class Full(JSONWriter):
+    full = True
+
     def write_rows(self, rows):
-        raise OSError("disk full")
+        if self.full:
+            raise OSError("disk full")
+        super().write_rows(rows)
 
 
-def test_a_writers_error_ends_the_run(tmp_path):
+def test_a_writers_error_ends_the_run_after_the_others_have_written_all_rows(tmp_path):
+    writers = [Full(str(tmp_path / "a.json")), JSONWriter(str(tmp_path / "b.json"))]
     trainer = Losses()
-    trainer.register_hooks([PeriodicWriter([Broken(str(tmp_path / "m.json"))], 2)])
+    trainer.register_hooks([PeriodicWriter(writers, 2)])
     with pytest.raises(OSError, match="disk full"):
         trainer.train(0, 1_000_000)
     assert trainer.iter < 1_000_000
+    assert len(rows_of(tmp_path / "b.json")) >= trainer.finished_iter // 2
 
 
-def test_other_writers_write_all_rows_when_one_fails(tmp_path):
-    trainer = Losses()
-    trainer.register_hooks(
-        [PeriodicWriter([Broken(str(tmp_path / "a.json")), JSONWriter(str(tmp_path / "b.json"))], 2)]
-    )
-    with pytest.raises(OSError, match="disk full"):
-        trainer.train(0, 100)
-    rows = (tmp_path / "b.json").read_text().splitlines()
-    assert len(rows) >= trainer.finished_iter // 2
-
-
-def test_no_row_is_lost_when_another_writers_error_is_raised(tmp_path):
+def test_no_row_is_lost_when_another_writers_error_is_raised(tmp_path, monkeypatch):
     class BrokenLater(JSONWriter):
         def write_rows(self, rows):
             if rows[-1][0] >= 19:
                 raise RuntimeError("broken writer")
 
-    class Recorder(RowWriter):
+    class Lists(RowWriter):
         def write_rows(self, rows):
             recorded.extend(iteration for iteration, _ in rows)
 
-    class Waits(HookBase):
-        """Waits for the failure at 19 before 29 is written."""
-
-        def after_step(self):
-            writer._next_use = 0.0
-            deadline = time.monotonic() + 60
-            while self.trainer.iter in (15, 25) and not writer._running.done() and time.monotonic() < deadline:
-                time.sleep(0.01)
-
     recorded, path = [], tmp_path / "m.json"
-    writer = PeriodicWriter([JSONWriter(str(path)), BrokenLater(str(tmp_path / "b.json")), Recorder()], 10)
-    trainer = Losses()
-    trainer.register_hooks([writer, Waits()])
+    monkeypatch.setattr("hookline.hooks.writers.periodic._DELAY", 0.0)
     with pytest.raises(RuntimeError, match="broken writer"):
-        trainer.train(0, 100)
-    assert trainer.finished_iter == 29
-    assert [json.loads(line)["iteration"] for line in path.read_text().splitlines()] == [9, 19, 29]
-    assert recorded == [9, 19, 29]
+        write([JSONWriter(str(path)), BrokenLater(str(tmp_path / "b.json")), Lists()], 10)
+    assert iterations_of(path) == recorded == [9, 19]
 
 
-def test_nothing_is_lost_when_a_step_fails(tmp_path):
+@pytest.mark.parametrize("fails", ["the step", "a hook"])
+def test_nothing_is_lost_when_a_step_or_a_hook_fails(tmp_path, fails):
     class Fails(Losses):
         def run_step(self):
             super().run_step()
-            if self.iter == 7:
-                raise RuntimeError("step")
+            if self.iter == 7 and fails == "the step":
+                raise RuntimeError("broken")
+
+    def broken(trainer):
+        raise RuntimeError("broken")
 
     trainer = Fails()
-    trainer.register_hooks([PeriodicWriter([JSONWriter(str(tmp_path / "m.json"), window_size=1)], 3)])
-    with pytest.raises(RuntimeError, match="step"):
+    trainer.register_hooks([PeriodicWriter([JSONWriter(str(tmp_path / "m.json"), 1)], 3), at(7, broken)])
+    with pytest.raises(RuntimeError, match="broken"):
         trainer.train(0, 100)
-    assert [json.loads(line)["loss"] for line in (tmp_path / "m.json").read_text().splitlines()] == [2.0, 5.0, 7.0]
+    assert [row["loss"] for row in rows_of(tmp_path / "m.json")] == [2.0, 5.0, 7.0]
 
 
-def test_rows_are_written_on_another_thread_while_training_goes_on(tmp_path):
-    class Notes(JSONWriter):
-        def write_rows(self, rows):
-            threads.append(threading.current_thread().name)
+def test_a_run_that_fails_at_its_first_step_shows_its_own_error(log, tmp_path):
+    class Fails(TrainerBase):
+        def run_step(self):
+            raise ValueError("the real error")
 
-    threads, trainer = [], Losses()
-    trainer.register_hooks([PeriodicWriter([Notes(str(tmp_path / "m.json"))], 2)])
-    trainer.train(0, 4)
-    assert threads
-    assert all(name.startswith("hookline-writers") for name in threads)
-    assert not any(thread.name.startswith("hookline-writers") for thread in threading.enumerate())
-
-
-def test_training_waits_if_many_rows_wait_for_the_thread(monkeypatch):
-    monkeypatch.setattr("hookline.hooks.writers.periodic._MAX_JOBS", 3)
-    go, written = threading.Event(), []
-
-    class Slow(RowWriter):
-        def write_rows(self, rows):
-            assert go.wait(60)
-            written.append(rows[-1][0])
-
-    class Sees(HookBase):
-        def before_step(self):
-            if self.trainer.iter == 4:
-                threading.Timer(0.2, go.set).start()
-            seen.append((self.trainer.iter, go.is_set()))
-
-    seen, trainer = [], Losses()
-    trainer.register_hooks([PeriodicWriter([Slow()], 1), Sees()])
-    trainer.train(0, 10)
-    assert written == list(range(10))
-    assert dict(seen)[9]
+    trainer = Fails()
+    writers = [CommonMetricPrinter(10), JSONWriter(str(tmp_path / "m.json"))]
+    trainer.register_hooks([IterationTimer(), PeriodicWriter(writers)])
+    with pytest.raises(ValueError, match="the real error"):
+        trainer.train(0, 10)
+    assert not any("Another exception" in message for message in log.messages)
+    assert not any(tmp_path.iterdir())
 
 
-def test_an_interrupted_wait_for_the_thread_can_be_repeated(tmp_path):
-    go, written = threading.Event(), []
-
-    class Slow(RowWriter):
-        def write_rows(self, rows):
-            assert go.wait(60)
-            written.append(rows[-1][0])
-
-    def interrupt(signum, frame):
-        go.set()
-        raise KeyboardInterrupt
-
+def test_rows_that_a_failed_run_could_not_write_appear_once_after_the_next(tmp_path):
+    writer = Full(str(tmp_path / "m.json"))
     trainer = Losses()
-    trainer.register_hooks([PeriodicWriter([Slow()], 1)])
-    save = CallbackHook(after_step=lambda t: t.emit("before_save", "checkpoint") if t.iter == 3 else None)
-    trainer.register_hooks([save])
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-        with pytest.raises(KeyboardInterrupt):
-            trainer.train(0, 10)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert written[:3] == [0, 1, 2]
+    trainer.register_hooks([PeriodicWriter([writer], 2)])
+    with pytest.raises(OSError, match="disk full"):
+        trainer.train(0, 4)
+    writer.full = False
+    trainer.train(4, 8)
+    iterations = iterations_of(tmp_path / "m.json")
+    assert iterations == sorted(set(iterations))
+    assert iterations[-2:] == [5, 7]

@@ -50,35 +50,29 @@ def records(path):
 
 
 def offline_runs(folder):
-    """Return the offline runs, in their order, once W&B's process has written them."""
+    """Return id, config, rows and exit code of each offline run, in their order, once W&B's process has written it."""
     for _ in range(600):
-        runs = written_runs(folder)
+        runs = [read_run(path) for path in sorted((folder / "wandb").glob("offline-run-*/*.wandb"))]
         if all(run["exit"] is not None for run in runs):
             break
         time.sleep(0.1)
     return runs
 
 
-def written_runs(folder):
-    """Return id, config, rows, artifacts and exit code of each offline run."""
-    runs = []
-    for path in sorted((folder / "wandb").glob("offline-run-*/*.wandb")):
-        run = {"config": {}, "rows": [], "artifacts": [], "exit": None}
-        for record in records(path):
-            kind = record.WhichOneof("record_type")
-            if kind == "run":
-                run |= {"id": record.run.run_id, "project": record.run.project, "name": record.run.display_name}
-            elif kind == "config":
-                run["config"] |= {item.key: json.loads(item.value_json) for item in record.config.update}
-            elif kind == "history":
-                items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
-                run["rows"].append({key: json.loads(value) for key, value in items.items() if key[0] != "_"})
-            elif kind == "artifact":
-                run["artifacts"].append((record.artifact.type, sorted(record.artifact.aliases)))
-            elif kind == "exit":
-                run["exit"] = record.exit.exit_code
-        runs.append(run)
-    return runs
+def read_run(path):
+    run = {"config": {}, "rows": [], "exit": None}
+    for record in records(path):
+        kind = record.WhichOneof("record_type")
+        if kind == "run":
+            run |= {"id": record.run.run_id, "project": record.run.project, "name": record.run.display_name}
+        elif kind == "config":
+            run["config"] |= {item.key: json.loads(item.value_json) for item in record.config.update}
+        elif kind == "history":
+            items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+            run["rows"].append({key: json.loads(value) for key, value in items.items() if key[0] != "_"})
+        elif kind == "exit":
+            run["exit"] = record.exit.exit_code
+    return run
 
 
 def media(trainer):
@@ -88,48 +82,33 @@ def media(trainer):
         trainer.storage.put_text("note", "a < b")
 
 
-def test_a_run_has_config_metrics_media_and_the_best_checkpoint(tmp_path):
-    trainer = config_trainer(tmp_path / "digits", *RUN, *writers(project="demo", upload_best=True))
+def test_a_run_has_config_metrics_and_media_and_a_resume_continues_it(tmp_path):
+    trainer = config_trainer(tmp_path / "digits", *RUN, *writers(project="demo", name="digits"))
     trainer.register_hooks([CallbackHook(after_step=media)])
-    trainer.train()
-    [run] = offline_runs(tmp_path / "digits")
-    assert (run["project"], run["name"], run["exit"]) == ("demo", "digits", 0)
-    assert run["config"]["SOLVER"]["BASE_LR"] == 0.1
-    losses = [row["iteration"] for row in run["rows"] if "train/loss" in row]
-    results = [row["iteration"] for row in run["rows"] if "eval/synthetic/accuracy" in row]
-    assert (losses, results) == ([3, 7, 9], [4, 10])
-    kinds = {value for row in run["rows"] for key, value in row.items() if key.endswith("/_type")}
-    assert kinds == {"image-file", "histogram", "html-file"}
-    assert [artifact for artifact in run["artifacts"] if artifact[0] == "model"] == [("model", ["best", "latest"])]
+    kill_at(trainer, 8)
+    config_trainer(tmp_path / "digits", *RUN, *writers(), resume=True).train()
+    first, second = offline_runs(tmp_path / "digits")
+    assert (first["project"], first["name"]) == ("demo", "digits")
+    assert first["id"] == second["id"]
+    assert (first["exit"], second["exit"]) == (1, 0)
+    assert first["config"]["SOLVER"]["BASE_LR"] == 0.1
+    rows = first["rows"] + second["rows"]
+    assert [row["iteration"] for row in rows if "train/loss" in row] == [3, 7, 9]
+    assert [row["iteration"] for row in rows if "eval/synthetic/accuracy" in row] == [4, 10]
+    kinds = {value for row in rows for key, value in row.items() if key.endswith("/_type")}
+    assert kinds == {"image-file", "html-file"}
     assert wandb.run is None
 
 
-def test_a_resumed_run_has_the_same_id_and_no_iteration_twice(tmp_path):
-    kill_at(config_trainer(tmp_path, *RUN, *writers()), 8)
-    config_trainer(tmp_path, *RUN, *writers(), resume=True).train()
-    first, second = offline_runs(tmp_path)
-    assert first["id"] == second["id"]
-    assert (first["exit"], second["exit"]) == (1, 0)
-    rows = [row["iteration"] for run in (first, second) for row in run["rows"] if "train/loss" in row]
-    assert rows == [3, 7, 9]
-
-
-def test_an_active_run_is_used_and_not_finished(tmp_path):
-    with wandb.init(mode="offline", dir=str(tmp_path)) as run:
-        config_trainer(tmp_path / "run", *RUN, *writers()).train()
-        assert wandb.run is run
-        assert run.summary["train/loss"] > 0
-        assert run.config["SOLVER"]["MAX_ITER"] == 10
-
-
 def test_a_run_without_a_key_is_refused_before_it_writes_anything(tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "wandb")  # a script that has imported it may have logged in
+    for name in ("wandb", "ipykernel"):  # a script that has imported wandb may have logged in, a notebook asks
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr("sys.stdin", None)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"WRITERS\[0\]: WandbWriter: no API key .* `wandb login`; .*WANDB_MODE"):
+    with pytest.raises(ConfigError, match=r"WRITERS\[0\]: WandbWriter: no API key"):
         config_trainer(tmp_path / "run", "LOG.WRITERS", ["WandbWriter"])
     assert list(tmp_path.iterdir()) == []
     assert "wandb" not in sys.modules
@@ -137,12 +116,9 @@ def test_a_run_without_a_key_is_refused_before_it_writes_anything(tmp_path, monk
     WandbWriter()
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch, tmp_path):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
-    with pytest.raises(ConfigError, match=r"WandbWriter needs wandb, .* pip install 'hookline\[wandb\]'"):
-        WandbWriter()
-
-
-def test_a_wrong_mode_is_refused():
-    with pytest.raises(ConfigError, match="mode must be"):
+def test_a_missing_package_and_a_wrong_mode_are_refused(monkeypatch):
+    with pytest.raises(ConfigError, match="ofline"):
         WandbWriter(mode="ofline")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
+    with pytest.raises(ConfigError, match=r"pip install 'hookline\[wandb\]'"):
+        WandbWriter()

@@ -1,0 +1,40 @@
+"""What a trainer's state must have to be resumed, and the random numbers of a rank in it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...config import ConfigError
+from .. import comm
+
+__all__ = ["START_ANEW", "check_complete", "rng_of_this_rank"]
+
+START_ANEW = "To start from its weights alone, set MODEL.WEIGHTS instead of resuming"
+
+
+def check_complete(state: Mapping[str, Any]) -> None:
+    """Check that a trainer's state is that of all ranks, and of this library.
+
+    Raises:
+        ConfigError: it is not; the message says what to do.
+    """
+    if not state.get("same_state_on_all_ranks", True):
+        raise ConfigError(
+            "the checkpoint cannot be resumed: its run held other weights or optimizer state on each rank, and the "
+            f"checkpoint holds rank 0's. {START_ANEW}"
+        )
+    if "optimizer" not in state:
+        raise ConfigError(
+            "the checkpoint cannot be resumed: it has no optimizer state where hookline saves it. Was it "
+            f"saved by detectron2? {START_ANEW}"
+        )
+
+
+def rng_of_this_rank(state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the states of this rank's random generators; None for a rank that the saved run did not have."""
+    of_ranks = state.get("rng_of_ranks", [])
+    # On another number of ranks the data rank decides, since ranks that share a batch must draw the same numbers.
+    rank = comm.get_rank() if len(of_ranks) == comm.get_world_size() else comm.get_data_rank()
+    if rank < len(of_ranks):
+        own: dict[str, Any] = of_ranks[rank]
+        return own
+    return state.get("rng") if rank == 0 else None  # a rank that the saved run did not have keeps its seed

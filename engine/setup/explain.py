@@ -1,0 +1,170 @@
+"""The texts of ``hookline config explain`` and ``list``: what keys mean, and what registered components take."""
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from ...config import CfgNode, Duration, Typed, UnknownKeyError, defaults, get_cfg, suggest
+from ...config.components import Slot
+from ...config.duration import FORMS, LENGTH_FORMS, TIME_FORMS
+from ...config.signatures import parameters_of
+from ...config.values import OneOf
+from ..data.build import SAMPLER_SLOT
+from ..data.datasets import TEST_SLOT, TRAIN_SLOT
+from ..data.loader import COLLATE_REGISTRY
+from ..evaluation.build import EVALUATOR_SLOT, METRICS_SLOT
+from ..modeling.build import LOSS_SLOT, MODEL_SLOT
+from ..parallel.base import STRATEGY_SLOT
+from ..solver.build import OPTIMIZER_SLOT
+from ..solver.schedules import SCHEDULE_SLOT
+from .check import HOOK_SLOT, WRITER_SLOT
+
+__all__ = ["explain", "key_comments", "list_components", "list_registries"]
+
+_SLOTS = (
+    *(MODEL_SLOT, LOSS_SLOT, TRAIN_SLOT, TEST_SLOT, SAMPLER_SLOT, OPTIMIZER_SLOT, SCHEDULE_SLOT, EVALUATOR_SLOT),
+    *(METRICS_SLOT, HOOK_SLOT, WRITER_SLOT, STRATEGY_SLOT),
+    Slot(COLLATE_REGISTRY, "DATALOADER.COLLATE_FN.NAME"),
+)
+_REGISTRIES = {slot.registry._name: slot for slot in _SLOTS}  # a slot of each
+_KEY = re.compile(r"_C\.([A-Z][A-Z0-9_.]*) = ")
+_DURATIONS: dict[Any, str] = {
+    Duration.parse: FORMS,
+    Duration.parse_length: LENGTH_FORMS,
+    Duration.parse_lengths: f"a list, each {LENGTH_FORMS}",
+    Duration.parse_part: f"{LENGTH_FORMS}, or a fraction of the run",
+    Duration.parse_time: TIME_FORMS,
+}
+
+
+def explain(name: str) -> str:
+    """Return what a key of the config means, or what a registered component takes.
+
+    Args:
+        name: a full key such as ``"SOLVER.BASE_LR"``, a section, or a component such as ``"EMA"``. Empty: all keys.
+
+    Raises:
+        UnknownKeyError: there is neither a key nor a component of that name; the message suggests the nearest.
+    """
+    cfg, wanted = get_cfg(), name.strip().strip(".")
+    keys = ["", *cfg.full_keys()]
+    key = next((key for key in keys if key.upper() == wanted.upper()), None)
+    if key is not None:
+        return "\n".join(filter(str.strip, _about_key(cfg, key)))
+    components = [(slot, one, target) for slot in _REGISTRIES.values() for one, target in slot.registry]
+    owners = [owner for owner in components if owner[1] == wanted]
+    if owners:
+        return "\n\n".join(_about_component(*owner) for owner in owners)
+    hint = suggest(name, [*keys, *(one for _, one, _ in components)])
+    raise UnknownKeyError(f"there is no config key '{name}'{hint or '.'} All keys: hookline config explain")
+
+
+def list_registries() -> str:
+    """Return a line for each registry: how many components it has, and the keys that name them."""
+    lines = []
+    for label, one in _REGISTRIES.items():
+        named_by = ", ".join(slot.key for slot in _SLOTS if slot.registry is one.registry)
+        lines.append(f"{label:<14}{len(list(one.registry)):>3}  {named_by}")
+    return "\n".join(lines)
+
+
+def list_components(registry: str) -> str:
+    """Return the components of a registry, each with the first sentence of its docstring.
+
+    Args:
+        registry: such as ``"MODEL"``, ``"model"``, ``"models"`` or ``"MODEL_REGISTRY"``.
+
+    Raises:
+        UnknownKeyError: there is no such registry; the message lists all.
+    """
+    label = registry.upper().replace("-", "_").removesuffix("_REGISTRY")
+    label = next((one for one in (label, label[:-1], label[:-2]) if one in _REGISTRIES), label)
+    if label not in _REGISTRIES:
+        hint = suggest(label, _REGISTRIES) or "."
+        raise UnknownKeyError(f"there is no registry '{registry}'{hint} Known: {', '.join(_REGISTRIES)}")
+    lines = [f"{name}: {_first_sentence(target.__doc__ or '')}" for name, target in sorted(_REGISTRIES[label].registry)]
+    return "\n".join([*lines, "Arguments: hookline config explain NAME"])
+
+
+def key_comments(source: str | None = None) -> dict[str, str]:
+    """Return the comment of each key: the one above it, or above the first of the lines of keys that it is in.
+
+    Args:
+        source: the text of a file such as ``config/defaults.py``, which is the default.
+    """
+    comments: dict[str, str] = {}
+    block: list[str] = []
+    comment = ""
+    for line in (source or inspect.getsource(defaults)).splitlines():
+        if line.startswith("# ") and not line.startswith("# ---"):
+            block.append(line[2:].strip())
+        elif match := _KEY.match(line):
+            comment = " ".join(block) or comment
+            if comment:
+                comments[match[1]] = comment
+            block = []
+        elif line[:1] not in (" ", ")"):  # the end of a key's value may be on a line of its own
+            block, comment = [], ""
+    return comments
+
+
+def _about_key(cfg: CfgNode, key: str) -> Iterator[str]:
+    comments = key_comments()
+    comment = comments.get(key, "")
+    node: Any = cfg
+    for part in filter(None, key.split(".")):
+        section, node = node, node[part]
+    if isinstance(node, CfgNode) and node:
+        if comment:
+            yield f"{key}: {comment}"
+        for name, value in node.items():
+            full = f"{key}.{name}".lstrip(".")
+            yield f"{full} {'...' if isinstance(value, CfgNode) else _text(value)}"
+            if comments.get(full, "") not in ("", comment):
+                yield f"  {_first_sentence(comments[full])}"
+        return
+    yield from (key, f"  {comment}")
+    if not isinstance(node, CfgNode):
+        yield f"  default: {_text(node)}"
+        yield f"  type: {_type_text(section.declared(part) or Typed(node, type(node)))}"
+    for slot in _SLOTS:
+        if slot.key == key:
+            yield f"  names: {', '.join(sorted(name for name, _ in slot.registry))}; or package.module:Name"
+            yield f"  details: hookline config list {slot.registry._name.lower()}"
+    if key.endswith("ARGS"):
+        yield "  details: hookline config explain NAME, such as AdamW"
+
+
+def _type_text(declared: Typed) -> str:
+    """Return in words what a key takes."""
+    if isinstance(declared.kind, OneOf):
+        return ", ".join(map(_text, declared.kind.choices))
+    text = _DURATIONS.get(declared.kind, declared.type.__name__)
+    for words, limit in (("at least", declared.least), ("at most", declared.most)):
+        if limit is not None and limit < 10**9:
+            text += f", {words} {limit}"
+    return f"{text} or None" if declared.optional or declared.default is None else text
+
+
+def _about_component(slot: Slot, name: str, target: Any) -> str:
+    """Return the arguments of a component that a config may set, and its docstring."""
+    taken = parameters_of(target, with_cfg="cfg" in slot.offers)
+    positions = [one for one in taken.positions if one != "cfg"] if taken else []
+    given = {"cfg", *positions[: slot.positional]}
+    arguments = [str(one) for one in taken.keywords.values() if one.name not in given] if taken else []
+    lines = [f"{name}: {slot.registry._name.lower().replace('_', ' ')}", *(f"  {one}" for one in arguments)]
+    text = textwrap.indent(inspect.getdoc(target) or "", "  ")
+    return "\n".join([*lines, "", text]).rstrip()
+
+
+def _first_sentence(text: str) -> str:
+    """Return the first sentence of a docstring or comment, on one line, without markup."""
+    text = inspect.cleandoc(text).split("\n\n")[0]
+    text = " ".join(re.sub(r":\w+:`~?\.?(?:[\w.]*\.)?(\w+)`", r"\1", text).replace("``", "").split())
+    return re.split(r"(?<=\.)(?<!e\.g\.)(?<!i\.e\.)\s|::", text, maxsplit=1)[0]
+
+
+def _text(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)

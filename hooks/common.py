@@ -1,0 +1,276 @@
+"""Small helpers that several rooms share: batches, sharded tensors, models, optimizers, random numbers.
+
+Sharded tensors are torch's DTensor; ``torch.distributed.tensor`` is imported only where one is made.
+"""
+
+import copy
+import inspect
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..config import ConfigError, suggest
+
+# ---------------------------------------------------------------------------- batches and sharded tensors
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Return whether a tensor is a DTensor."""
+    return hasattr(tensor, "to_local")
+
+
+def has_shards(model: nn.Module) -> bool:
+    """Return whether a model's parameters are sharded over the ranks."""
+    return any(map(is_sharded, model.parameters()))
+
+
+def local_part(tensor: Any) -> torch.Tensor:
+    """Return this rank's part of a sharded tensor, with the same storage; other tensors unchanged."""
+    part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor
+    return part
+
+
+def shard_like(whole: torch.Tensor, one: Any) -> Any:
+    """Return a tensor that is the same on all ranks with the shards of ``one``. Ranks exchange nothing."""
+    from torch.distributed.tensor import distribute_tensor
+
+    whole = whole.to(one.device_mesh.device_type)
+    return distribute_tensor(whole, one.device_mesh, one.placements, src_data_rank=None)
+
+
+def gathered(tensor: Any) -> Any:
+    """Gather a sharded tensor on all ranks, which call this together; return anything else unchanged."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def class_names_of(dataset: Any) -> list[str]:
+    """Return ``classes`` of a data set, such as an ``ImageFolder``, also in a ``Subset`` or a loader; or []."""
+    while not hasattr(dataset, "classes") and hasattr(dataset, "dataset"):
+        dataset = dataset.dataset
+    names = getattr(dataset, "classes", ())
+    return list(map(str, names)) if isinstance(names, Sequence) else []
+
+
+def samples_in(batch: Any) -> int | None:
+    """Return the number of samples in a batch.
+
+    Args:
+        batch: tensors in any nesting of tuples, lists and dicts, or a list of samples.
+
+    Returns:
+        The first dimension of the first tensor, or the length of the list of samples; None if there is neither.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0] if batch.ndim else None
+    if is_samples(batch):
+        return len(batch)
+    if isinstance(batch, Mapping):
+        children = list(batch.values())
+    elif isinstance(batch, list | tuple):
+        children = list(batch)
+    else:
+        return None
+    return next((size for size in map(samples_in, children) if size is not None), None)
+
+
+def is_samples(batch: Any) -> bool:
+    """Return whether a batch is a list of samples, not a list of fields with tensors over all samples."""
+    return isinstance(batch, list) and not any(isinstance(child, torch.Tensor) for child in batch)
+
+
+def convert(batch: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Return a batch of the same structure with other values.
+
+    Args:
+        batch: values in dicts, lists, tuples and named tuples.
+        leaf: returns the new value for a tensor or another part; None: its parts are converted, or it is kept.
+    """
+    if (new := leaf(batch)) is not None:
+        return new
+    if isinstance(batch, tuple):
+        items = [convert(item, leaf) for item in batch]
+        return type(batch)(*items) if hasattr(batch, "_fields") else tuple(items)
+    if isinstance(batch, list):
+        return [convert(item, leaf) for item in batch]
+    if isinstance(batch, Mapping):
+        made = {key: convert(value, leaf) for key, value in batch.items()}
+        if type(batch) is dict or not isinstance(batch, MutableMapping):
+            return made
+        changed = copy.copy(batch)  # keeps the type and other attributes
+        for key, value in made.items():
+            changed[key] = value
+        return changed
+    return batch
+
+
+# ---------------------------------------------------------------------------- models and optimizers
+
+# Names that an error lists at most.
+_MAX_LISTED = 20
+
+
+def unwrap_model(model: Any) -> Any:
+    """Return the user's model inside DistributedDataParallel, DataParallel and torch.compile."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        else:
+            return model
+
+
+def matches(pattern: str, name: str, module: nn.Module | None = None) -> bool:
+    """Return whether a pattern matches a submodule or parameter.
+
+    This is the one meaning of patterns in configs: ``*``, ``?`` and ``[]`` match within one part of a dotted name
+    ("blocks.*" matches "blocks.0", not "blocks.0.norm"), or within the name of the module's class ("*Block").
+
+    Args:
+        pattern: a pattern or a plain name.
+        name: the full dotted name.
+        module: the submodule with that name, to match its class and base classes; None for a parameter.
+    """
+    if module is not None and any(fnmatchcase(cls.__name__, pattern) for cls in _own_classes(module)):
+        return True
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+
+
+def matching_parameters(model: nn.Module, pattern: str) -> dict[str, nn.Parameter]:
+    """Return the parameters that a pattern matches, and those of the submodules that it matches, by name."""
+    found = {}
+    modules = [name for name, module in model.named_modules() if name and matches(pattern, _plain(name), module)]
+    for name, parameter in model.named_parameters():
+        if matches(pattern, _plain(name)) or any(name.startswith(f"{module}.") for module in modules):
+            found[_plain(name)] = parameter
+    return found
+
+
+def describe_no_match(model: nn.Module, pattern: str, more: Sequence[str] = ()) -> str:
+    """Return the error text for a pattern that matches nothing in a model.
+
+    Args:
+        model: the model.
+        pattern: the pattern.
+        more: names that could also have matched, of parameters for example.
+    """
+    modules = {name: type(child).__name__ for name, child in model.named_modules() if name}
+    classes = sorted(set(modules.values()))
+    names = [name for name in modules if name.count(".") <= 1]
+    return (
+        f"{type(model).__name__} has no submodule and no class that matches {pattern!r}"
+        f"{suggest(pattern, [*modules, *classes, *more]) or '.'} "
+        f"Submodules: {_listed(names)}. Classes: {_listed(classes)}"
+    )
+
+
+def _plain(name: str) -> str:
+    """Return a name without the parts that ``torch.compile`` adds for submodules."""
+    return name.replace("_orig_mod.", "")
+
+
+def _own_classes(module: nn.Module) -> list[type]:
+    """Return the module's class and its bases, up to and without ``nn.Module``."""
+    classes = type(module).__mro__
+    return list(classes[: classes.index(nn.Module)]) if nn.Module in classes else list(classes)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return (", ".join(names[:_MAX_LISTED]) or "none") + more
+
+
+def optimizers_of(optimizer: Any) -> list[Any]:
+    """Return the optimizers of an ``OptimizerList``; for any other optimizer a list of it alone."""
+    optimizers: list[Any] = getattr(optimizer, "optimizers", [optimizer])
+    return optimizers
+
+
+def refuse_closure(kind: Any, key: str = "") -> None:
+    """Raise an error if the ``step`` of an optimizer's class needs a closure, as that of torch's LBFGS.
+
+    Args:
+        kind: the class. Anything else passes.
+        key: the config key that names it, for the message.
+
+    Raises:
+        ConfigError: it does.
+    """
+    step = inspect.signature(kind.step).parameters if isinstance(kind, type) and hasattr(kind, "step") else {}
+    if "closure" in step and step["closure"].default is inspect.Parameter.empty:
+        raise ConfigError(
+            f"{f'{key}: ' if key else ''}{kind.__name__} calls the model several times in a step, through a closure, "
+            "and a trainer's step calls it once: use another optimizer, or override run_step() and build_optimizer()"
+        )
+
+
+def start_momentum(optimizer: Any) -> None:
+    """Give fused SGD a momentum of zero, with which its first update is the same.
+
+    By itself it leaves the momentum unset if the first update is skipped because of a NaN or an infinity, and fails if
+    a parameter has its first gradient in a later step.
+    """
+    for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else ():
+        if group.get("fused") and group["momentum"] and not group["dampening"]:
+            for parameter in group["params"]:
+                optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter.detach()))
+
+
+# ---------------------------------------------------------------------------- global random number generators
+
+
+def capture_rng() -> dict[str, Any]:
+    """Return the state of Python's, NumPy's, torch's and each GPU's generator, loadable with ``weights_only=True``."""
+    legacy: Any = np.random.get_state(legacy=True)
+    name, keys, position, has_gauss, gauss = legacy
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss)),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def restore_rng(state: dict[str, Any]) -> None:
+    """Set the generators to what :func:`capture_rng` returned."""
+    version, internal, gauss_next = state["python"]
+    random.setstate((version, tuple(internal), gauss_next))
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+@contextmanager
+def preserve_rng(gpus: Iterable[int] = ()) -> Iterator[None]:
+    """Restore the generators of Python, NumPy and torch at the end of the block.
+
+    Args:
+        gpus: GPUs whose generators are restored too.
+    """
+    # Not capture_rng(): this runs for every batch that is read, and the plain form costs more.
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    cuda = {gpu: torch.cuda.get_rng_state(gpu) for gpu in gpus}
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.default_generator.set_state(cpu)
+        for gpu, state in cuda.items():
+            torch.cuda.set_rng_state(state, gpu)
+
+
+def gpus_of(model: torch.nn.Module) -> list[int]:
+    """Return the GPUs that a model's parameters are on."""
+    return sorted({parameter.device.index for parameter in model.parameters() if parameter.is_cuda})

@@ -1,1 +1,0 @@
-"""Small helpers that several rooms share: models, optimizers, batches, sharded tensors, random numbers."""

@@ -1,0 +1,102 @@
+"""Checkpoints without frozen weights: smaller, exact at a resume, and never with other frozen weights."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import Trainer
+from hookline.config import ConfigError
+from hookline.engine.export.export import export_weights
+from hookline.hooks import CallbackHook
+
+X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+DATA = X, (X.sum(1) > 0).long()
+
+
+class Net(nn.Module):
+    """Its body is frozen, and made from a seed of its own, as weights that a constructor loads."""
+
+    def __init__(self, seed=5):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.body = nn.Linear(4, 256).requires_grad_(False)
+        self.head = nn.Linear(256, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+def run(folder, length=10, seed=5, only=True, hooks=(), resume=True, model=Net, **config):
+    config = {"CHECKPOINT": {"TRAINABLE_ONLY": only}, **config}
+    trainer = Trainer(
+        lambda: model(seed), DATA, loss=nn.CrossEntropyLoss(), lr=0.1, length=length, batch_size=16, seed=1,
+        output_dir=folder, hooks=hooks, config=config,
+    )  # fmt: skip
+    trainer.train(resume=resume)
+    return trainer.model.state_dict()
+
+
+def test_a_resume_is_exact_and_the_files_hold_only_what_is_trained(tmp_path):
+    whole = run(tmp_path / "whole", only=False)
+    run(tmp_path / "parts", 5)
+    resumed = run(tmp_path / "parts")
+    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+    path = tmp_path / "parts" / "model_final.pth"
+    assert set(torch.load(path)["model"]) == {"head.weight", "head.bias"}
+    assert export_weights(path, tmp_path / "adapter.safetensors").weights == 2
+    assert os.path.getsize(path) < os.path.getsize(tmp_path / "whole" / "model_final.pth")
+
+
+def test_other_frozen_weights_are_refused(tmp_path):
+    run(tmp_path / "run", 5)
+    with pytest.raises(ConfigError, match="TRAINABLE_ONLY"):
+        run(tmp_path / "run", seed=6)
+
+
+def test_the_file_of_model_weights_gives_them_again(tmp_path):
+    torch.save(Net(9).state_dict(), tmp_path / "base.pth")
+    weights = {"MODEL": {"WEIGHTS": str(tmp_path / "base.pth")}}
+    run(tmp_path / "run", 5, seed=7, **weights)
+    resumed = run(tmp_path / "run", seed=8, **weights)
+    assert torch.equal(resumed["body.weight"], Net(9).body.weight)
+
+
+def test_a_second_stage_resumes_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save(Net(9).state_dict(), "base.pth")
+    run("first", 5, seed=7, MODEL={"WEIGHTS": "base.pth"})
+    second = {"MODEL": {"WEIGHTS": "first/model_final.pth"}}
+    run(tmp_path / "second", 5, seed=8, **second)
+    monkeypatch.chdir("/")
+    second["MODEL"]["WEIGHTS"] = str(tmp_path / second["MODEL"]["WEIGHTS"])
+    resumed = run(tmp_path / "second", seed=6, **second)
+    assert torch.equal(resumed["body.weight"], Net(9).body.weight)
+
+
+def test_a_frozen_weight_that_a_hook_changes_cannot_be_left_out(tmp_path):
+    follow = CallbackHook(after_step=lambda trainer: trainer.model.body.weight.data.add_(1))
+    teacher = CallbackHook(after_step=lambda trainer: trainer.model.body.weight.add_(1))
+    for hook in (follow, teacher):
+        with pytest.raises(ConfigError, match=r"TRAINABLE_ONLY.*body\.weight"):
+            run(tmp_path / "run", hooks=[hook], resume=False)
+
+
+def test_a_model_without_frozen_weights_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="TRAINABLE_ONLY"):
+        run(tmp_path / "run", model=lambda seed: nn.Linear(4, 2))
+
+
+def test_an_adapter_of_peft_is_saved_and_loaded_alone(tmp_path):
+    peft = pytest.importorskip("peft")
+
+    def adapted(seed):
+        return peft.get_peft_model(Net(seed), peft.LoraConfig(target_modules=["body"], r=2))
+
+    whole = run(tmp_path / "whole", only=False, model=adapted)
+    run(tmp_path / "parts", 5, model=adapted)
+    resumed = run(tmp_path / "parts", model=adapted)
+    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+    assert all("lora" in name for name in torch.load(tmp_path / "parts" / "model_final.pth")["model"])

@@ -1,0 +1,139 @@
+"""Data sets of files: folders of images, tokens, text."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from hookline.config import ConfigError, get_cfg
+from hookline.configs.language.python_docs import blocks
+from hookline.engine import comm
+from hookline.engine.data import EpochIterator, ImageFolder, Tokens, build_train_loader
+
+
+@pytest.fixture
+def folder(tmp_path):
+    Image = pytest.importorskip("PIL.Image")
+    for i, name in enumerate(("train/cat/a.png", "train/dog/b.bmp", "train/dog/old/c.png", "test/dog/d.png")):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 6 + i, 3), 51 * i, np.uint8)).save(path)
+    (tmp_path / "train/dog/notes.txt").write_text("no image")
+    return tmp_path
+
+
+def test_the_folders_are_the_classes(folder):
+    dataset = ImageFolder(str(folder / "train"))
+    assert dataset.classes == ["cat", "dog"]
+    assert [label for _, label in dataset] == [0, 1, 1]
+    assert torch.equal(dataset[1][0], torch.full((3, 8, 7), 0.2))
+    test = ImageFolder(str(folder / "test"), size=4, mode="L", like=str(folder / "train"))
+    assert (test[0][0].shape, test[0][1]) == ((1, 4, 4), 1)
+    normalize = {"NAME": "Normalize", "ARGS": {"mean": [0.2, 0.0, 0.2], "std": 0.1}}
+    image, _ = ImageFolder(str(folder / "train"), transforms=[normalize])[1]
+    assert image[:, 0, 0].tolist() == pytest.approx([0, 2, 0])
+
+
+def test_transforms_are_drawn_anew_in_each_epoch_whatever_the_workers(folder):
+    cfg = get_cfg()
+    args = {"root": str(folder / "train"), "size": [4, 4], "transforms": ["RandomHorizontalFlip", "RandomCrop"]}
+    cfg.merge_from_list(["MODEL.DEVICE", "cpu", "SEED", 1, "DATALOADER.BATCH_SIZE", 3])
+    cfg.DATASETS.TRAIN = [{"NAME": "ImageFolder", "ARGS": args}]
+
+    def epochs(workers):
+        cfg.DATALOADER.NUM_WORKERS = workers
+        batches = EpochIterator(build_train_loader(cfg))
+        return [next(batches)[0] for _ in range(2)]
+
+    first, second = epochs(0)
+    assert not torch.equal(first, second)
+    assert all(map(torch.equal, epochs(1), (first, second)))
+
+
+@pytest.mark.parametrize(("transforms", "deterministic"), [([], True), (["RandomCrop"], False)])
+def test_it_is_known_whether_random_numbers_are_drawn(folder, transforms, deterministic):
+    class Subclass(ImageFolder):
+        def __getitem__(self, index):
+            return super().__getitem__(index)
+
+    assert ImageFolder(str(folder / "train"), transforms=transforms).deterministic is deterministic
+    assert not Subclass(str(folder / "train"), transforms=transforms).deterministic  # it may draw, too
+
+
+def test_wrong_arguments_name_the_data_set(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    cfg = get_cfg()
+    for args, message in (
+        ({"root": "nowhere"}, "root: .*nowhere"),
+        ({"root": "train/cat"}, "root: .*train/cat"),
+        ({"root": "train", "like": "test"}, "like: .*'cat'"),
+        ({"root": "train", "transforms": ["RandomCrpo"]}, r"transforms\[0\]\.NAME: .*'RandomCrpo'; did you"),
+    ):
+        cfg.DATASETS.TRAIN = [{"NAME": "ImageFolder", "ARGS": args}]
+        with pytest.raises(ConfigError, match=r"DATASETS\.TRAIN\[0\].*" + message):
+            build_train_loader(cfg)
+
+
+def test_a_broken_file_is_named(folder):
+    (folder / "train/cat/a.png").write_bytes(b"nothing")
+    with pytest.raises(OSError, match="cannot identify") as caught:
+        ImageFolder(str(folder / "train"))[0]
+    assert str(folder / "train/cat/a.png") in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int64"])
+def test_a_file_of_tokens_is_split_into_blocks(tmp_path, dtype):
+    np.arange(11, dtype=dtype).tofile(tmp_path / "tokens.bin")
+    blocks = Tokens(str(tmp_path / "tokens.bin"), block_size=5, dtype=dtype)
+    assert [(x.tolist(), y.tolist()) for x, y in blocks] == [
+        ([0, 1, 2, 3, 4], [1, 2, 3, 4, 5]),
+        ([5, 6, 7, 8, 9], [6, 7, 8, 9, 10]),
+    ]
+    copied = pickle.dumps(blocks)  # for another process, which maps the file again
+    assert np.arange(3, 8, dtype=dtype).tobytes() not in copied
+    assert pickle.loads(copied)[1][0].tolist() == [5, 6, 7, 8, 9]
+    with pytest.raises(ConfigError, match="11 tokens"):
+        Tokens(str(tmp_path / "tokens.bin"), block_size=11, dtype=dtype)
+    with pytest.raises(ConfigError, match=r"token\.bin; did you mean"):
+        Tokens(str(tmp_path / "token.bin"), block_size=5, dtype=dtype)
+
+
+def batches(rank, ranks, monkeypatch, workers=0):
+    monkeypatch.setattr(comm, "get_data_rank", lambda: rank)
+    monkeypatch.setattr(comm, "get_data_size", lambda: ranks)
+    cfg = get_cfg()
+    cfg.merge_from_list(["MODEL.DEVICE", "cpu", "SEED", 1, "DATALOADER.BATCH_SIZE", 4])
+    cfg.DATALOADER.NUM_WORKERS = workers
+    cfg.DATASETS.TRAIN = [{"NAME": "Tokens", "ARGS": {"path": "numbers", "block_size": 3}}]
+    return EpochIterator(build_train_loader(cfg))
+
+
+def read(iterators, steps):
+    """The first token of each sample, in each step over all ranks."""
+    return [[token for it in iterators for token in next(it)[0][:, 0].tolist()] for _ in range(steps)]
+
+
+def test_a_resume_on_any_number_of_ranks_reads_the_remaining_samples(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.arange(121, dtype=np.uint16).tofile("numbers")  # 40 samples, each starts with another token
+    whole = read([batches(0, 1, monkeypatch)], 20)
+    assert sorted(token for step in whole[:10] for token in step) == list(range(0, 120, 3))
+    for before, after in ((1, 2), (2, 4)):
+        first = [batches(rank, before, monkeypatch) for rank in range(before)]
+        assert read(first, 7) == whole[:7]
+        second = [batches(rank, after, monkeypatch, workers=int(before == 1)) for rank in range(after)]
+        for iterator in second:
+            iterator.load_state_dict(first[0].state_dict())
+        assert read(second, 13) == whole[7:]
+
+
+def test_no_piece_of_the_text_is_both_for_training_and_for_testing():
+    train, test = blocks("train", 64), blocks("test", 64)
+    assert len(train) > 8 * len(test) > 0
+    for x, y in (train[0], test[0]):
+        assert (x.dtype, x.shape) == (torch.int64, (64,))
+        assert torch.equal(x[1:], y[:-1])
+    seen = {bytes(x.tolist()) for x in train.tensors[0]}
+    repeated = sum(bytes(x.tolist()) in seen for x in test.tensors[0])
+    assert repeated < 0.03 * len(test)  # such as lines of dashes, which the text itself repeats

@@ -1,3 +1,0 @@
-"""Cannot be imported."""
-
-import no_such_package_of_anyone  # noqa: F401
