@@ -1,7 +1,6 @@
 """``hookline check-data``."""
 
 import pytest
-from run_tools import run_command
 from torch.utils.data import Dataset, IterableDataset
 
 from hookline.engine.data import DATASET_REGISTRY
@@ -35,45 +34,37 @@ class CutStream(IterableDataset):
 
 
 @pytest.fixture
-def command(capsys):
-    def run(*arguments):
-        code, out, _ = run_command(["check-data", *arguments, "DATASETS.TRAIN", "['synthetic']"], capsys)
+def check(command):
+    def run(*words):
+        code, out, _ = command("check-data", *words, "DATASETS.TRAIN", "['synthetic']")
         return code, out.splitlines()
 
     return run
 
 
-def test_sound_data_gives_exit_code_0(command):
-    assert command() == (0, ["DATASETS.TRAIN[0] (synthetic): can be read", "a batch of DATASETS.TRAIN: can be read"])
+def test_sound_data_gives_exit_code_0(check):
+    assert check() == (0, ["DATASETS.TRAIN[0] (synthetic): can be read", "a batch of DATASETS.TRAIN: can be read"])
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_failing_samples_are_listed(command, workers):
-    entry = "[{'NAME': 'SomeBroken', 'AS': 'val'}]"
-    code, lines = command("DATASETS.TEST", entry, "DATALOADER.NUM_WORKERS", workers)
+def test_failing_samples_are_listed(check, workers):
+    words = ("DATASETS.TEST", "[{'NAME': 'SomeBroken', 'AS': 'val'}]", "DATALOADER.NUM_WORKERS", workers)
+    code, lines = check(*words)
     assert code == 1
-    assert lines[1:] == [
-        "DATASETS.TEST[0] (val): OSError: no such photo",
-        "  while reading sample 5 of SomeBroken",
-        "DATASETS.TEST[0] (val): OSError: no such photo",
-        "  while reading sample 13 of SomeBroken",
-    ]
-    code, lines = command("DATASETS.TEST", entry, "--max", "1")
-    assert lines[-1] == "DATASETS.TEST[0] (val): there are more (--max 1)"
+    error = "DATASETS.TEST[0] (val): OSError: no such photo"
+    reading = "  while reading sample {} of SomeBroken"
+    assert lines[1:] == [error, reading.format(5), error, reading.format(13)]
+    assert check(*words, "--max", "1")[1][-1] == "DATASETS.TEST[0] (val): there are more (--max 1)"
 
 
-def test_samples_that_make_no_batch_are_found(command):
-    code, lines = command("DATASETS.TEST", "['Ragged']")
+def test_samples_that_make_no_batch_are_found(check):
+    code, lines = check("DATASETS.TEST", "['Ragged']")
     assert code == 1
-    assert lines[3].endswith(
-        "MismatchError: the samples do not make a batch: each element in list of batch should be of equal size"
-    )
+    assert "the samples do not make a batch" in lines[3]
     assert "  while making a batch of the samples 0, 1 of Ragged" in lines
 
 
-def test_a_stream_is_read_up_to_the_first_error(command):
-    code, lines = command("DATASETS.TEST", "['CutStream']")
-    assert (code, lines[1:]) == (
-        1,
-        ["DATASETS.TEST[0] (CutStream): OSError: bad line", "  while reading sample 2 of CutStream"],
-    )
+def test_a_stream_is_read_up_to_the_first_error(check):
+    code, lines = check("DATASETS.TEST", "['CutStream']")
+    assert code == 1
+    assert lines[1:] == ["DATASETS.TEST[0] (CutStream): OSError: bad line", "  while reading sample 2 of CutStream"]
