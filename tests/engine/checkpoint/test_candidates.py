@@ -48,20 +48,13 @@ def test_files_without_an_iteration_come_last_and_pipes_do_not_block(tmp_path, j
         ([1], "model, trainer"),
         ({"model": {}}, "trainer"),
         ({"trainer": {}}, "model"),
-        ({"model": {}, "trainer": 7}, "trainer"),
-        ({"model": {}, "trainer": {"iteration": -5}}, "iteration"),
         ({"model": {}, "trainer": {}, "iteration": math.inf}, "iteration"),
-        ({"model": {}, "trainer": {}}, None),
     ],
 )
 def test_a_file_without_the_runs_state_is_not_resumable(tmp_path, content, names):
-    path = tmp_path / "file.pth"
-    torch.save(content, path)
-    if names is None:
-        check_resumable(str(path), ["trainer"])
-    else:
-        with pytest.raises(ConfigError, match=names):
-            check_resumable(str(path), ["trainer"])
+    torch.save(content, tmp_path / "file.pth")
+    with pytest.raises(ConfigError, match=names):
+        check_resumable(str(tmp_path / "file.pth"), ["trainer"])
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from small_runs import Counter
 from torch import nn
 
 from hookline.config import ConfigError
-from hookline.engine.checkpoint import Checkpointer, DetectionCheckpointer, files, unwrap_model
+from hookline.engine.checkpoint import Checkpointer, files, unwrap_model
 
 
 def net(seed=0):
@@ -65,15 +65,8 @@ def test_nothing_is_saved_without_a_folder_or_by_a_rank_that_does_not_write(tmp_
     Checkpointer(net(), str(folder), save_to_disk=False).save("model", then=called.append)
     assert names(tmp_path) == []
     assert called == [None, None]
-
-
-def test_a_name_with_a_folder_is_an_error(folder):
     with pytest.raises(ValueError, match="'a/b'"):
         Checkpointer(net(), str(folder)).save("a/b")
-
-
-def test_detectron2s_name_is_the_same_class():
-    assert DetectionCheckpointer is Checkpointer
 
 
 class Compiled(nn.Module):
@@ -126,39 +119,19 @@ def test_a_state_that_cannot_be_saved_is_named_and_keeps_the_last_checkpoint(fol
     assert (folder / "last_checkpoint").read_text() == "model_final.pth"
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_disk_error_keeps_the_last_checkpoint(folder, monkeypatch, call):
-    checkpointer = Checkpointer(net(), str(folder))
-    checkpointer.save("model_final", iteration=1)
-
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, call, full)
-        for name in ("model_final", "model_next"):
-            with pytest.raises(OSError, match="No space left"):
-                checkpointer.save(name, iteration=2)
-    assert names(folder) == ["last_checkpoint", "model_final.pth"]
-    assert Checkpointer(net(1), str(folder)).resume_or_load("") == {"iteration": 1}
-
-
 def damage(path, how):
     whole = path.read_bytes()
+    path.unlink()
     if how == "cut":
         path.write_bytes(whole[: len(whole) // 2])
-    elif how == "text":
-        path.write_bytes(b"torn")
-    elif how in ("missing", "pipe"):
-        path.unlink()
     elif how == "bit":
         middle = whole.index(net()[0].weight.detach().numpy().tobytes()[:8])
         path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 0x40]) + whole[middle + 1 :])
-    if how == "pipe":
+    elif how == "pipe":
         os.mkfifo(path)
 
 
-@pytest.mark.parametrize("how", ["cut", "text", "missing", "bit", "pipe"])
+@pytest.mark.parametrize("how", ["cut", "missing", "bit", "pipe"])
 def test_a_resume_skips_a_damaged_checkpoint_with_a_warning_and_never_takes_other_files(folder, log, how):
     checkpointer = Checkpointer(net(), str(folder), counter=Counter(1))
     for iteration in (1, 2, 3):
@@ -184,13 +157,6 @@ def test_a_file_that_is_missing_or_no_checkpoint_is_an_error_that_names_it(folde
         torch.save(content, tmp_path / "other.pth")
     with pytest.raises(ConfigError, match=r"other\.pth"):
         Checkpointer(net(), str(folder)).resume_or_load(str(tmp_path / "other.pth"), resume=False)
-
-
-@pytest.mark.parametrize("junk", [7, {}, {"value": 1, "iteration": -5}])
-def test_a_state_that_cannot_be_loaded_is_an_error_that_names_it(tmp_path, junk):
-    torch.save({"model": net().state_dict(), "trainer": junk}, tmp_path / "run.pth")
-    with pytest.raises(ConfigError, match=r"run\.pth"):
-        Checkpointer(net(1), trainer=Counter()).load(str(tmp_path / "run.pth"))
 
 
 @pytest.mark.parametrize("checkpointables", [None, []])

@@ -7,14 +7,15 @@ import pickle
 import resource
 import shutil
 import struct
-import subprocess
 import sys
 import threading
 import zipfile
+from contextlib import nullcontext
 
 import pytest
 import torch
 from iopath.common.file_io import PathHandler
+from ranks import finish, fork
 from small_runs import Counter
 from torch import nn
 
@@ -47,9 +48,8 @@ def path(tmp_path):
     return tmp_path / "model.pth"
 
 
-@pytest.mark.parametrize("size", [10, 50_000])
-def test_a_file_is_a_zip_archive_that_torch_reads(path, size):
-    tensors = [torch.randn(size), torch.randn(5), torch.randn(size)]
+def test_a_file_is_a_zip_archive_that_torch_reads(path):
+    tensors = [torch.randn(10), torch.randn(50_000), torch.randn(10)]
     write(path, tensors)
     verify_checkpoint(str(path))
     for mmap in (False, True):
@@ -61,7 +61,7 @@ def test_a_file_is_a_zip_archive_that_torch_reads(path, size):
 def test_a_flipped_bit_is_detected_or_changes_nothing_that_is_read(path):
     whole = path.read_bytes()
     detected = 0
-    flipped = range(0, len(whole), 3)
+    flipped = range(0, len(whole), 5)
     for index in flipped:
         path.write_bytes(whole[:index] + bytes([whole[index] ^ 1 << index % 8]) + whole[index + 1 :])
         try:
@@ -75,18 +75,6 @@ def test_a_flipped_bit_is_detected_or_changes_nothing_that_is_read(path):
         assert loaded["model"].keys() == STATE["model"].keys()
         assert all(torch.equal(loaded["model"][name], value) for name, value in STATE["model"].items())
     assert detected > len(flipped) // 3
-
-
-@pytest.mark.parametrize("save", [write, lambda path, data: torch.save(data, path)], ids=["ours", "torch.save"])
-def test_a_flipped_bit_of_a_tensor_is_detected_in_our_files_and_in_torchs(path, save):
-    tensor = torch.randn(300_000)
-    save(path, {"model": {"weight": tensor}})
-    verify_checkpoint(str(path))
-    content = bytearray(path.read_bytes())
-    content[content.index(tensor.numpy().tobytes()) + 9] ^= 4
-    path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"model\.pth is damaged: the checksum of .*data/0"):
-        verify_checkpoint(str(path))
 
 
 def test_truncated_and_other_files_are_refused(path):
@@ -157,37 +145,27 @@ def test_asynchronous_writes_run_one_at_a_time_in_a_thread_and_are_reported_on_t
 
 
 @both_ways
-def test_a_write_is_retried_once_and_only_after_disk_errors(log, asynchronous):
-    reported, disk = [], Disk(failures=1)
-    write_and_wait(Saver(asynchronous), disk, reported.append)
-    assert (disk.calls, reported) == (2, [None])
+@pytest.mark.parametrize("on_error", ["stop", "continue"])
+def test_a_write_is_retried_once_after_a_disk_error_and_then_stops_the_run_or_is_logged(log, asynchronous, on_error):
+    saver, reported, once, twice = Saver(asynchronous, on_error), [], Disk(failures=1), Disk(failures=2)
+    write_and_wait(saver, once, reported.append)
     assert "Retrying once: cannot save a.pth: No space left" in levels(log, logging.WARNING)[0]
+    with pytest.raises(CheckpointError, match=r"a\.pth.*OUTPUT_DIR") if on_error == "stop" else nullcontext():
+        write_and_wait(saver, twice, reported.append)
+    assert len(levels(log, logging.ERROR)) == (on_error == "continue")
+    write_and_wait(saver, twice, reported.append)  # the next save is a new one
+    assert (once.calls, twice.calls) == (2, 3)
+    assert [error and error.errno for error in reported] == [None, errno.ENOSPC, None]
     bug = Disk(failures=9, error=RuntimeError("a bug"))
     with pytest.raises(RuntimeError, match="a bug"):
-        write_and_wait(Saver(asynchronous, "continue"), bug)
+        write_and_wait(saver, bug)
     assert bug.calls == 1
-
-
-@both_ways
-@pytest.mark.parametrize("on_error", ["stop", "continue"])
-def test_a_write_that_fails_twice_stops_the_run_or_is_logged(log, asynchronous, on_error):
-    saver, disk, reported = Saver(asynchronous, on_error), Disk(failures=2), []
-    if on_error == "stop":
-        with pytest.raises(CheckpointError, match=r"cannot save a\.pth: No space left.*OUTPUT_DIR"):
-            write_and_wait(saver, disk, reported.append)
-    else:
-        write_and_wait(saver, disk, reported.append)
-    assert len(levels(log, logging.ERROR)) == (on_error == "continue")
-    assert disk.calls == 2
-    assert reported[0].errno == errno.ENOSPC
-    write_and_wait(saver, disk, reported.append)  # the next save is a new one
-    assert reported[1:] == [None]
 
 
 # ---------------------------------------------------------------------------- copies for asynchronous writes
 
 
-@pytest.mark.parametrize("width", [2, 5, 500])
+@pytest.mark.parametrize("width", [2, 500])
 def test_a_copy_does_not_change_with_the_state(width):
     saver, weight, sparse = Saver(asynchronous=True), torch.randn(width, 7), torch.eye(3).to_sparse()
     data = {"weight": weight, "tied": weight.detach(), "part": weight[1:, ::2], "sparse": sparse}
@@ -200,21 +178,6 @@ def test_a_copy_does_not_change_with_the_state(width):
     assert torch.equal(copy["weight"], expected)
     assert torch.equal(copy["part"], expected[1:, ::2])
     assert torch.equal(copy["sparse"].to_dense(), torch.eye(3))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_copy_from_a_gpu_holds_the_state_at_the_call():
-    saver, weight = Saver(asynchronous=True), torch.zeros(50_000_000, device="cuda")
-    for value in (1.0, 2.0):
-        weight.fill_(value)
-        copy = saver.keep({"weight": weight})
-        weight.fill_(-1.0)  # queued behind the copy
-        write_and_wait(saver, lambda: None)
-        assert copy["weight"].is_pinned()
-        assert torch.equal(copy["weight"], torch.full((50_000_000,), value))
-    del copy
-    saver.close()
 
 
 # ---------------------------------------------------------------------------- saves of a run
@@ -267,19 +230,6 @@ def unchanged(folder):
     return names(folder) == ["last_checkpoint", "model_1.pth"] and resumed(folder) == (1, 1.0)
 
 
-def test_only_temporary_files_of_killed_runs_are_removed(folder):
-    code = "import os, sys; from hookline.config.files.atomic import replace_file\n"
-    code += "replace_file(sys.argv[1], lambda file: os._exit(9))"
-    assert subprocess.run([sys.executable, "-c", code, folder / "model_1.pth"], check=False).returncode == 9
-    assert len(names(folder)) == 3
-    mine = ["model_1.pth.tmp.1", "notes.txt.old.1", "model_9.pth.old.7", "metrics.json"]
-    for name in mine:
-        (folder / name).write_text("mine")
-    assert resumed(folder) == (1, 1.0)
-    Checkpointer(net(), str(folder)).save("model_3")
-    assert names(folder) == sorted([*mine, "last_checkpoint", "model_1.pth", "model_3.pth"])
-
-
 @pytest.fixture
 def small_files():
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -310,11 +260,6 @@ def test_a_removed_folder_is_an_error_and_is_not_created_again(folder, asynchron
     checkpointer.save("model_3", iteration=3)
     checkpointer.close()
     assert resumed(folder) == (3, 3.0)
-
-
-def test_a_wrong_on_error_is_refused(folder):
-    with pytest.raises(ConfigError, match="on_error"):
-        Checkpointer(net(), str(folder), on_error="ignore")
 
 
 def test_an_asynchronous_save_holds_the_state_at_the_call_and_counts_when_it_is_complete(folder):
@@ -350,7 +295,9 @@ Slow(model, sys.argv[1], asynchronous=True).save("model_2", iteration=2)
 
 
 def test_a_program_waits_for_its_last_save_before_it_exits(tmp_path):
-    subprocess.run([sys.executable, "-c", EXITS, tmp_path], check=True)
+    (tmp_path / "exits.py").write_text(EXITS)
+    code, output = finish(fork([sys.executable, tmp_path / "exits.py", tmp_path], tmp_path))
+    assert code == 0, output
     assert resumed(tmp_path) == (2, 1.0)
 
 
@@ -383,22 +330,16 @@ def in_bucket(folder, model, **kwargs):
 
 
 @both_ways
-def test_behind_a_uri_checkpoints_are_saved_kept_and_resumed(tmp_path, asynchronous, log, monkeypatch):
-    checkpointer = in_bucket(tmp_path, net(1.0), asynchronous=asynchronous, on_error="continue")
+def test_behind_a_uri_checkpoints_are_saved_kept_and_resumed(tmp_path, asynchronous, log):
+    checkpointer = in_bucket(tmp_path, net(1.0), asynchronous=asynchronous)
     checkpointer.save("model_1", iteration=1)
     checkpointer.save("model_2", iteration=2, outdated=["bucket://run/model_1.pth"])
     checkpointer.close()
     assert names(tmp_path) == ["last_checkpoint", "model_1.pth", "model_2.pth"]
     assert "bucket://run/model_1.pth is kept" in log.text
     model = net()
-    assert in_bucket(tmp_path, model).resume_or_load("") == {"iteration": 2}
+    fresh = in_bucket(tmp_path, model)
+    assert fresh.resume_or_load("") == {"iteration": 2}
     assert model.weight[0, 0] == 1.0
-    monkeypatch.setattr(Bucket, "_open", lambda *args, **kwargs: {}["no such bucket"])
-    checkpointer.save("model_3")
-    checkpointer.close()
-    assert "cannot save bucket://run/model_3.pth: KeyError: 'no such bucket'" in levels(log, logging.ERROR)[0]
-
-
-def test_the_best_checkpoints_need_a_local_folder(tmp_path):
     with pytest.raises(ConfigError, match="bucket://run"):
-        BestCheckpointer(1, in_bucket(tmp_path, net()), "accuracy")
+        BestCheckpointer(1, fresh, "accuracy")

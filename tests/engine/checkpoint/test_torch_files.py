@@ -43,11 +43,6 @@ def test_numpy_arrays_are_read_as_tensors_and_numbers_as_pythons(tmp_path, optio
         assert torch.equal(got["arrays"][name], torch.from_numpy(native)), name
 
 
-def test_a_state_dict_keeps_the_versions_of_its_modules(tmp_path):
-    got = loaded(tmp_path, {"state_dict": nn.Sequential(nn.BatchNorm1d(2)).state_dict()})
-    assert got["state_dict"]._metadata["0"]["version"] == 2
-
-
 def test_data_referenced_many_times_is_read_once(tmp_path):
     nested = [np.arange(3)]
     for _ in range(40):
