@@ -3,13 +3,12 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
-from statistics import median
 from typing import Any
 
 from ..config import ConfigError, Duration
 from ..config.registry import locate
 from .base import HOOK_REGISTRY, Every, HookBase, Period
-from .history_buffer import combine
+from .history_buffer import combine, median
 
 __all__ = ["EvalHook", "Monitor", "flatten_names", "names_function"]
 
@@ -178,7 +177,7 @@ def _value(trainer: Any, name: str, window: int) -> float:
     storage = trainer.storage
     points, how = storage.history(name).values()[-window:], storage.over_ranks.get(name)
     if how is None or not getattr(trainer, "ranks_in_sync", False):
-        return float(median(value for value, _ in points))
+        return float(median([value for value, _ in points]))
     ranks = trainer.comm.all_gather({iteration: value for value, iteration in points})
     values = []
     for iteration in sorted(set().union(*ranks))[-window:]:

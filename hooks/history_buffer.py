@@ -9,17 +9,40 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from operator import add
-from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["OVER_RANKS", "HistoryBuffer", "MeanWindow", "MediaStorage", "as_scalar", "by_name", "combine", "table"]
+__all__ = [
+    "OVER_RANKS",
+    "HistoryBuffer",
+    "MeanWindow",
+    "MediaStorage",
+    "as_scalar",
+    "by_name",
+    "combine",
+    "mean",
+    "median",
+    "table",
+]
 
 logger = logging.getLogger(__name__)
 
-OVER_RANKS: dict[str, Callable[[Sequence[float]], float]] = {"mean": fmean, "sum": math.fsum, "max": max, "min": min}
+
+# Not those of the module statistics: its import takes longer than that of all hooks.
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of some numbers."""
+    return math.fsum(values) / len(values)
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median of some numbers: with an even count, the mean of the two in the middle."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+OVER_RANKS: dict[str, Callable[[Sequence[float]], float]] = {"mean": mean, "sum": math.fsum, "max": max, "min": min}
 
 
 class MeanWindow(int):
@@ -92,7 +115,7 @@ class HistoryBuffer:
     def avg(self, window_size: int) -> float:
         """Return the mean of the last ``window_size`` values; NaN if there are none."""
         window = self._values[-min(window_size, self._max_length) :]
-        return fmean(window) if window else math.nan
+        return mean(window) if window else math.nan
 
     def global_avg(self) -> float:
         """Return the mean of all values ever put, including those no longer kept."""

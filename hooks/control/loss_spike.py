@@ -3,11 +3,11 @@
 import logging
 import math
 from collections import deque
-from statistics import median
 from typing import Any, Literal
 
 from ...config import ConfigError
 from ..base import HOOK_REGISTRY, HookBase
+from ..history_buffer import median
 
 __all__ = ["LossSpike"]
 
