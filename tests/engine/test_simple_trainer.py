@@ -5,7 +5,6 @@ from torch import nn
 
 from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer, comm
-from hookline.hooks import CallbackHook, StopTraining
 
 
 def make(**options):
@@ -30,17 +29,6 @@ def test_gather_and_print_of_one_process(capsys, monkeypatch):
     monkeypatch.setattr(comm, "get_rank", lambda: 1)
     trainer.print("again")
     assert capsys.readouterr().out == "hello-1\n"
-
-
-def test_the_reason_of_a_stop_is_there_in_after_train():
-    def stop(trainer):
-        raise StopTraining("enough")
-
-    seen, trainer = [], make()
-    trainer.register_hooks([CallbackHook(after_step=stop, after_train=lambda one: seen.append(one.stop_reason))])
-    assert trainer.stop_reason == ""
-    trainer.train(0, 5)
-    assert seen == ["enough"]
 
 
 def test_the_state_of_a_trainer_of_detectron2_is_refused():

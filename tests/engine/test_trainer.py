@@ -202,17 +202,10 @@ class Stream(IterableDataset):
         yield from zip(X, Y, strict=True)
 
 
-def test_loaders_in_part_streams_and_a_trial_run_that_writes_nothing(make, tmp_path):
-    loader = DataLoader(points(), batch_size=8, collate_fn=ArrayDataset.collate_fn)
-    options = {"train": loader, "test": loader, "batch_size": None, "length": "3ep"}
-    assert make(config={"FAST_DEV_RUN": 2}, **options).train().iteration == 2
-    assert list(tmp_path.iterdir()) == []
-    trainer = make(config={"DATALOADER.LIMIT_TRAIN_BATCHES": 2, "DATALOADER.LIMIT_TEST_BATCHES": 1}, **options)
+def test_a_stream(make):
+    trainer = make(train=Stream(), test=Stream(), config={"DATALOADER.ITERS_PER_EPOCH": 3}, length="2ep")
     assert trainer.train().iteration == 6
-    assert trainer.predict().shape == (8, 3)
-    stream = make(train=Stream(), test=Stream(), config={"DATALOADER.ITERS_PER_EPOCH": 3}, length="2ep", folder="b")
-    assert stream.train().iteration == 6
-    assert stream.predict().shape == (24, 3)
+    assert trainer.predict().shape == (24, 3)
 
 
 class Collator:
@@ -503,16 +496,12 @@ OTHER = torch.optim.SGD(Net().parameters(), lr=0.1)
         ({"optimizer": OTHER, "lr": 0.2}, "give one of them"),
         ({"optimizer": torch.optim.LBFGS(Net().parameters())}, "LBFGS"),
         ({"lr_scheduler": StepLR(OTHER, 1)}, "another optimizer"),
-        ({"test": points(4), "metrics": ["Acuracy"]}, r"TEST\.METRICS.*'Accuracy'"),
         ({"test": {"a b": points(4)}}, "test_data.*'a b'"),
         ({"train": DataLoader(points(), 4)}, "train_data"),
-        ({"hooks": [EarlyStopping("test/acc")], "test": points(4)}, "test/acc"),
         ({"hooks": [lambda trainer: None]}, r"HOOKS\[0\]\.ARGS\.trainer"),
         ({"config": {"SOLVER.GAMMA": torch.float32}}, r"SOLVER\.GAMMA"),
         ({"config": {"SOLVER.OPTIMIZER.ARGS.amsgrd": 3}, "optimizer": "AdamW"}, "'amsgrd'.*'amsgrad'"),
         ({"config": {"SOLVER.LR_SCHEDULER_ARGS.gama": 3}, "lr_scheduler": StepLR}, "'gama'.*'gamma'"),
-        ({"config": {"MODEL.LOSS.ARGS.label": 3}, "loss": nn.CrossEntropyLoss}, "'label'"),
-        ({"config": {"MODEL.ARGS.hiden": 3}}, "'hiden'.*'hidden'"),
         ({"config": {"MODEL.ARGS.hidden": 3}, "model": Net()}, r"model=.*MODEL\.ARGS"),
         (
             {"config": {"SOLVER.OPTIMIZER.ARGS.amsgrad": 3}, "optimizer": functools.partial(adam, amsgrad=True)},
@@ -527,6 +516,6 @@ def test_errors_come_at_once_and_write_nothing(make, tmp_path, options, named):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_config_that_is_none_is_an_error():
+def test_a_config_of_another_type_is_an_error():
     with pytest.raises(ConfigError, match="not a int"):
         Trainer(Net, points(), length=3, config=3)

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-from ranks import finish, fork
 from starts import contents
 from torch import nn
 
@@ -129,7 +128,6 @@ def test_a_frozen_config_is_complete(start):
     [
         (["--eval-only", "--predict"], "--eval-only and --predict"),
         (["--num-gpus", "0"], "--num-gpus 0"),
-        (["--num-gpus", "2", "--num-machines", "2", "--machine-rank", "2"], "--machine-rank 2"),
         (["MINE.CLASES", 5], "did you mean 'MINE.CLASSES'?"),
         (["--eval-only", "MODEL.WEIGHTS", "x", "SOLVER.OPTIMIZER.NAME", "Foo"], "SOLVER.OPTIMIZER.NAME: "),
         (["--predict", "MODEL.WEIGHTS", "x", "SOLVER.OPTIMIZER.NAME", "Foo"], "SOLVER.OPTIMIZER.NAME: "),
@@ -192,34 +190,6 @@ def test_an_error_names_the_script_that_replays_its_step(start, monkeypatch):
         run(Fails, default_argument_parser().parse_args(["--config-file", "mine.yaml"]), project_config())
     *_, note = info.value.__notes__
     assert re.fullmatch(r"look at this step: python my_train.py --config-file \S*out/config.yaml --replay 2", note)
-
-
-SCRIPT = """
-from hookline.engine import DefaultTrainer, comm, default_argument_parser, run
-from torch import nn
-
-class Trainer(DefaultTrainer):
-    @classmethod
-    def build_model(cls, cfg):
-        print("rank", comm.get_rank(), "of", comm.get_world_size(), flush=True)
-        return nn.Linear(8, 4)
-
-if __name__ == "__main__":
-    args = default_argument_parser().parse_args()
-    run(Trainer, args)
-"""
-
-
-@pytest.mark.slow
-def test_a_script_of_two_lines_starts_ranks(tmp_path):
-    (tmp_path / "mine.yaml").write_text(CONFIG)
-    (tmp_path / "script.py").write_text(SCRIPT)
-    for option in ((), ("--eval-only", "--resume")):
-        words = ["script.py", "--config-file", "mine.yaml", "--num-gpus", "2", *option]
-        code, output = finish(fork([sys.executable, *words], tmp_path))
-        assert code == 0, output
-        assert {"rank 0 of 2", "rank 1 of 2"} <= set(output.splitlines())
-    assert "accuracy" in output
 
 
 # ---------------------------------------------------------------------------- scripts in detectron2's style

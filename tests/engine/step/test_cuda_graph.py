@@ -13,6 +13,8 @@ from hookline.engine.modeling import ModelAdapter
 from hookline.engine.step.graphs import CudaGraphStep
 from hookline.hooks import CallbackHook, LRScheduler
 
+from .test_compiled_step import Unread, batches
+
 
 class Replayed(CudaGraphStep):
     """In place of a CUDA graph, a replay calls the function, and reads and fills the same tensors each time."""
@@ -46,13 +48,6 @@ class Replayed(CudaGraphStep):
             return filled
 
         return replay
-
-
-def batches(sizes=(8, 8, 8, 5)):
-    generator = torch.Generator().manual_seed(1)
-    return [
-        (torch.randn(size, 6, generator=generator), torch.randint(4, (size,), generator=generator)) for size in sizes
-    ]
 
 
 def trainer(graphs=None, data=None, optimizer=None, hooks=(), **kwargs):
@@ -137,14 +132,6 @@ def test_a_change_that_a_graph_would_miss_captures_a_new_one(change):
 
 
 # ---------------------------------------------------------------------------- what is refused
-
-
-class Unread:
-    def __len__(self):
-        return 4
-
-    def __iter__(self):
-        raise AssertionError("data was read")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from small_runs import Net
 from torch import nn
 from torch.nn.functional import softplus
 
@@ -104,11 +103,3 @@ def test_a_loss_that_is_not_finite_skips_its_own_turn_only():
     assert trainer.model.calls == ["critic", "generator"] * 2
     with pytest.raises(FloatingPointError, match=r"iteration 1: .*critic/fake"):
         train(2, model=Bad())
-
-
-def test_a_model_without_the_parameter_steps_all_optimizers_together():
-    model = Net()
-    both = {"a": torch.optim.SGD([model.fc.weight], 0.1), "b": torch.optim.SGD([model.fc.bias], 0.1)}
-    before = [parameter.clone() for parameter in model.parameters()]
-    SimpleTrainer(model, [torch.ones(1, 2)], both).train(0, 1)
-    assert not any(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
