@@ -70,20 +70,15 @@ def test_keys_of_the_loader():
 
 
 def test_what_no_loader_can_be_built_of_is_refused():
-    DATASET_REGISTRY.register(lambda: ArrayDataset(torch.zeros(4, 2), torch.zeros(4)), name="Single")
-    DATASET_REGISTRY.register(lambda: ArrayDataset(torch.zeros(4, 2).double(), torch.zeros(4)), name="Double")
+    DATASET_REGISTRY.register(lambda: ArrayDataset(torch.zeros(4, 2)), name="Other")
     for cfg, message in (
-        (make_cfg([]), r"DATASETS\.TRAIN"),
-        (make_cfg(["Single", "Double"]), "different"),
+        (make_cfg(["counted", "Other"]), "different"),
         (make_cfg(ITERS_PER_EPOCH=2), "ITERS_PER_EPOCH"),
         (make_cfg(SAMPLER_ARGS={"shufle": True}), r"SAMPLER_ARGS\.shufle"),
     ):
         with pytest.raises(ConfigError, match=message):
             build_train_loader(cfg)
     build_train_loader(make_cfg(ITERS_PER_EPOCH=2, SAMPLER_TRAIN="TrainingSampler"))
-    for size, message in ((2, "sampler"), (0, "total_batch_size")):
-        with pytest.raises(ValueError, match=message):
-            build_batch_data_loader(counted(), None, size)
 
 
 @pytest.mark.parametrize(
@@ -110,12 +105,9 @@ def test_the_test_loader_yields_every_sample_once_in_order_and_its_draws_do_not_
     assert drawn[0] == drawn[1]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_subset_of_an_array_dataset_is_read_in_batches(workers):
-    part = Subset(counted(), [3, 4, 5])
-    loader = build_batch_data_loader(
-        part, TrainingSampler(3, shuffle=False, seed=0), total_batch_size=2, num_workers=workers
-    )
+def test_a_subset_of_an_array_dataset_is_read_in_batches():
+    part, sampler = Subset(counted(), [3, 4, 5]), TrainingSampler(3, shuffle=False, seed=0)
+    loader = build_batch_data_loader(part, sampler, total_batch_size=2, num_workers=1)
     assert [x.tolist() for x, _ in islice(loader, 3)] == [[3, 4], [5, 3], [4, 5]]
     (batch, *_) = build_batch_data_loader(TensorDataset(torch.arange(3)), range(3), 2)
     assert [type(sample) for sample in batch] == [tuple, tuple]  # lists of samples, as in detectron2

@@ -68,8 +68,7 @@ SHAPES = [{"width": 2 if i % 3 else 1, "height": 1 if i % 3 else 2, "index": i} 
 def test_elements_of_a_list_are_copies(serialize):
     elements = [{"a": [1]}, {"a": [2]}, {"a": []}]
     dataset = DatasetFromList(elements, serialize=serialize)
-    assert [dataset[i] for i in range(len(dataset))] == elements
-    assert dataset[-1] == elements[-1]
+    assert [dataset[i] for i in (0, 1, -1)] == elements
     dataset[1]["a"].append(3)
     assert dataset[1] == {"a": [2]}
     with pytest.raises(IndexError):

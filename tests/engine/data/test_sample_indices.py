@@ -61,12 +61,11 @@ def check(seen, number):
     [
         lambda: ours(rank=1, world_size=2),
         lambda: ours(workers=1),
-        lambda: build_batch_data_loader(data(), TrainingSampler(10), 4, collate_fn=default_collate),
         lambda: build_batch_data_loader(
-            data(Noisy), EpochSampler(10, seed=3), 4, num_workers=1, collate_fn=default_collate
+            data(Noisy), TrainingSampler(10, seed=3), 4, num_workers=1, collate_fn=default_collate
         ),
     ],
-    ids=["rank 1 of 2", "persistent workers", "endless", "seeded samples, workers"],
+    ids=["rank 1 of 2", "persistent workers", "endless, seeded samples, workers"],
 )
 def test_they_are_those_of_the_batch_in_every_pass(loader):
     trainer_of(loader(), seen := Seen()).train(0, 8)

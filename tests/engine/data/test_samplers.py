@@ -25,7 +25,6 @@ def take(sampler, number):
 
 ENDLESS = [
     lambda **ranks: TrainingSampler(10, seed=3, **ranks),
-    lambda **ranks: TrainingSampler(10, shuffle=False, seed=3, **ranks),
     lambda **ranks: RandomSubsetTrainingSampler(20, 0.5, seed_shuffle=3, seed_subset=4, **ranks),
     lambda **ranks: RepeatFactorTrainingSampler(torch.linspace(0.3, 2.6, 10), seed=3, **ranks),
 ]
@@ -146,5 +145,3 @@ def test_a_batch_has_samples_of_one_group_in_the_order_of_the_sampler():
     batches = GroupedBatchSampler(SequentialSampler(range(10)), [0, 1] * 5, 2)
     assert list(batches) == [[0, 2], [1, 3], [4, 6], [5, 7]]
     assert next(iter(batches)) == [8, 0]  # 8 was left over
-    with pytest.raises(TypeError):
-        len(batches)
