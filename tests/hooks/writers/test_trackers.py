@@ -137,26 +137,23 @@ RUN = (
 )
 
 
-@pytest.mark.parametrize("killed_at", [5, 17])
-def test_a_resumed_run_continues_the_same_tracked_run_with_each_iteration_once(tmp_path, killed_at):
+def test_a_resumed_run_continues_its_tracked_run_with_each_iteration_once_and_a_new_run_begins_another(tmp_path):
     """At 5 there is no checkpoint yet, and only the file in the run's folder has the id."""
-    config_trainer(tmp_path / "whole", *RUN).train()
-    whole = iterations()
-    SERVER.runs.clear()
-    kill_at(config_trainer(tmp_path / "run", *RUN), killed_at)
-    config_trainer(tmp_path / "run", *RUN, resume=True).train()
-    # The simulated kill writes its last step, which is off the schedule.
-    assert [iteration for iteration in iterations() if iteration in whole or iteration != killed_at - 1] == whole
-    assert the_run()["ends"] == ["failed", "completed"]
-
-
-def test_a_new_run_in_the_same_folder_is_a_new_tracked_run_with_the_full_config(tmp_path):
     for _ in range(2):
-        config_trainer(tmp_path, *RUN).train()
-    assert [run["ends"] for run in SERVER.runs.values()] == [["completed"]] * 2
+        config_trainer(tmp_path / "whole", *RUN).train()
     for run in SERVER.runs.values():
         [config] = run["config"]
         assert (config["SOLVER"]["MAX_ITER"], config["MODEL"]["ARGS"]["width"]) == (20, 2)
+    assert [run["ends"] for run in SERVER.runs.values()] == [["completed"]] * 2
+    SERVER.runs.popitem()
+    whole = iterations()
+    SERVER.runs.clear()
+    for resume, killed_at in ((False, 5), (True, 17)):
+        kill_at(config_trainer(tmp_path / "run", *RUN, resume=resume), killed_at)
+    config_trainer(tmp_path / "run", *RUN, resume=True).train()
+    # A simulated kill writes its last step, which is off the schedule.
+    assert [iteration for iteration in iterations() if iteration in whole or iteration not in (4, 16)] == whole
+    assert the_run()["ends"] == ["failed", "failed", "completed"]
 
 
 def test_a_file_of_the_user_is_refused_and_kept(tmp_path):
