@@ -193,7 +193,7 @@ class Checkpointer(FvcoreCheckpointer):
                 set and some do not.
         """
         if not path:
-            self.logger.info("Nothing to load: training starts from the model as it was built")
+            self.logger.info("No checkpoint to load: training from scratch")
             return {}
         self.wait()
         local = self.fetch(path)
