@@ -2,15 +2,12 @@ import copy
 
 import pytest
 import torch
-from fvcore.common.param_scheduler import ParamScheduler
 from torch import nn
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine.setup.check import _check_builds
 from hookline.engine.solver import build_lr_scheduler, build_optimizer, check_solver
-from hookline.engine.solver.schedules import scheduler_hooks
 
-PLATEAU = "torch.optim.lr_scheduler:ReduceLROnPlateau"
 FUSED = {"SGD", "Adam", "AdamW", "Adagrad"}
 TORCHS = [n for n, o in vars(torch.optim).items() if isinstance(o, type) and issubclass(o, torch.optim.Optimizer)]
 
@@ -56,23 +53,18 @@ def test_muon_takes_matrices_and_the_error_says_where_the_others_go():
     assert [type(one).__name__ for one in build_optimizer(cfg, make_model())] == ["Muon", "AdamW"]
 
 
-@pytest.mark.parametrize(("argument", "value"), [("weight_decay", 0.2), ("momentum", 0.8), ("nesterov", True)])
+@pytest.mark.parametrize(("argument", "value"), [("weight_decay", 0.2), ("nesterov", True)])
 def test_of_two_different_values_that_of_the_optimizer_has_precedence(argument, value, caplog):
     own = type(value)(0)
     cfg = make_cfg(args={argument: own}, **{argument.upper(): value})
     check_solver(cfg)
     assert build_optimizer(cfg, make_model()).defaults[argument] == own
     assert f"SOLVER.{argument.upper()}: {value} has no effect on SGD with ARGS" in caplog.text
-    caplog.clear()
-    cfg.SOLVER.OPTIMIZER.ARGS[argument], cfg.SOLVER.MOMENTUM = value, 0.8  # the same value twice
-    build_optimizer(cfg, make_model())
-    assert not caplog.text
 
 
 @pytest.mark.parametrize(
     ("cfg", "key"),
     [
-        (make_cfg("AdamW", MOMENTUM=0.5), "MOMENTUM"),
         (make_cfg("AdamW", NESTEROV=True), "NESTEROV"),
         (make_cfg("Rprop", WEIGHT_DECAY=0.2), "WEIGHT_DECAY"),
         (make_cfg("RMSprop", {"momentum": 0.1}, MOMENTUM=0.5), "MOMENTUM"),
@@ -82,11 +74,9 @@ def test_of_two_different_values_that_of_the_optimizer_has_precedence(argument, 
 )
 def test_keys_of_a_base_config_that_do_not_apply_are_a_warning(cfg, key, caplog):
     check_solver(cfg)
-    scheduler = build_lr_scheduler(cfg, build_optimizer(cfg, make_model()))
+    build_lr_scheduler(cfg, build_optimizer(cfg, make_model()))
     warnings = [record.getMessage() for record in caplog.records if "STEPS" not in record.getMessage()]
     assert [warning.split(":")[0] for warning in warnings] == [f"SOLVER.{key}"]
-    (hook,) = scheduler_hooks(cfg, scheduler)
-    assert (hook._metric, hook._interval) == (None, "iteration")
 
 
 @pytest.mark.parametrize(
@@ -100,14 +90,9 @@ def test_parameters_without_a_fused_step_are_not_fused(model):
 @pytest.mark.parametrize(
     ("cfg", "message"),
     [
-        (make_cfg(args={"lr": 0.1}), r"SOLVER\.OPTIMIZER\.ARGS\.lr.*SOLVER\.BASE_LR"),
-        (make_cfg("AdamW", {"beta": (0.9, 0.99)}), r"SOLVER\.OPTIMIZER\.ARGS\.beta.*betas"),
-        (make_cfg("AdmW"), "did you mean 'AdamW'"),
         (make_cfg("torch.optim:LBFGS"), r"SOLVER\.OPTIMIZER\.NAME: LBFGS"),
-        (make_cfg(LR_SCHEDULER_NAME="WarmupCosinLR"), "WarmupCosineLR"),
         (make_cfg(LR_SCHEDULER_ARGS={"power": 2.0}), r"SOLVER\.LR_SCHEDULER_ARGS\.power"),
         (make_cfg(LR_SCHEDULER_NAME="torch.optim.lr_scheduler:ExponentialLR"), "gamma"),
-        (make_cfg(LR_SCHEDULER_NAME=PLATEAU), r"SOLVER\.LR_SCHEDULER_METRIC"),
     ],
 )
 def test_wrong_settings_are_found_without_building(cfg, message):
@@ -121,36 +106,20 @@ def test_fvcore_schedules_can_be_named():
     cfg.SOLVER.LR_SCHEDULER_ARGS.update({"start_value": 0.5, "end_value": 0.0})
     optimizer = build_optimizer(cfg, make_model())
     scheduler = build_lr_scheduler(cfg, optimizer)
-    assert isinstance(scheduler._multiplier, ParamScheduler)
-    assert optimizer.param_groups[0]["lr"] == 0.5
-
-
-def fused_sgd(model):
-    """The optimizer of a config for SGD, and torch's without ``fused``."""
-    cfg = get_cfg()
-    cfg.SOLVER.BASE_LR, cfg.SOLVER.WEIGHT_DECAY = 0.1, 0.0
-    built = build_optimizer(cfg, model)
-    assert built.param_groups[0]["fused"]
-    reference = copy.deepcopy(model)
-    return built, reference, torch.optim.SGD(reference.parameters(), 0.1, 0.9, fused=False)
-
-
-def test_momentum_is_right_after_an_overflow_in_the_first_step():
-    model = nn.Linear(3, 1)
-    optimizer, reference, other = fused_sgd(model)
-    for trained, one in ((model, optimizer), (reference, other)):
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        for factor in (float("inf"), 1.0, 1.0):
-            one.zero_grad()
-            scaler.scale(trained(torch.ones(2, 3)).mean() * factor).backward()
-            scaler.step(one)
-            scaler.update()
-    torch.testing.assert_close(model.weight, reference.weight)
+    rates = []
+    for _ in range(3):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates == pytest.approx([0.5, 0.45, 0.4])
 
 
 def test_a_parameter_may_have_its_first_gradient_in_a_later_step():
     model = nn.ModuleList([nn.Linear(3, 1), nn.Linear(3, 1)])
-    optimizer, reference, other = fused_sgd(model)
+    reference = copy.deepcopy(model)
+    optimizer = build_optimizer(make_cfg(BASE_LR=0.1, WEIGHT_DECAY=0.0), model)
+    assert optimizer.param_groups[0]["fused"]
+    other = torch.optim.SGD(reference.parameters(), 0.1, 0.9, fused=False)
     for trained, one in ((model, optimizer), (reference, other)):
         for used in (1, 2, 2):
             one.zero_grad()

@@ -141,16 +141,13 @@ def test_each_setting_is_that_of_the_first_rule_that_has_it():
 @pytest.mark.parametrize(
     ("rule", "named"),
     [
-        ({"PARAMS": "haed", "LR_FACTOR": 1}, r"PARAM_GROUPS\[0\].PARAMS: .*did you mean 'head'"),
-        ({"REGEX": "norm", "LR_FACTOR": 1}, r"REGEX: 'norm'"),
+        ({"REGEX": "norm", "LR_FACTOR": 1}, r"PARAM_GROUPS\[0\].REGEX: 'norm'"),
         ({"REGEX": "(", "LR_FACTOR": 1}, "REGEX: "),
-        ({"PARAMS": "head", "LR_FACTER": 1}, "LR_FACTER: .*did you mean"),
-        ({"LR_FACTOR": 1.0}, "one of PARAMS and REGEX"),
+        ({"LR_FACTOR": 1.0}, "PARAMS and REGEX"),
         ({"PARAMS": "head", "LR_FACTOR": -1}, "LR_FACTOR"),
-        ({"PARAMS": "head", "LR_FACTOR": "x"}, "LR_FACTOR"),
         ({"PARAMS": 3, "LR_FACTOR": 1}, "PARAMS"),
-        ({"PARAMS": "head", "ARGS": {"lr": 0.1}}, "use LR_FACTOR"),
-        ({"PARAMS": "head", "ARGS": {"betos": 0.1}}, "'betos'; did you mean 'betas'"),
+        ({"PARAMS": "head", "ARGS": {"lr": 0.1}}, "LR_FACTOR"),
+        ({"PARAMS": "head", "ARGS": {"betos": 0.1}}, "'betos'"),
         ("head", "mapping"),
     ],
 )

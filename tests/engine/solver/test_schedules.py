@@ -38,7 +38,6 @@ def learning_rates(cfg):
     ("cfg", "expected"),
     [
         (make_cfg("WarmupConstantLR"), lambda i: 2.0),
-        (make_cfg("ConstantLR"), lambda i: 2.0),
         (make_cfg("WarmupMultiStepLR", STEPS=(5, 12)), lambda i: 2.0 * 0.1 ** ((i >= 5) + (i >= 12))),
         (make_cfg("WarmupMultiStepLR", 3, STEPS=(1, 2), GAMMA=0.5), lambda i: 2.0 * 0.5 ** ((i >= 1) + (i >= 2))),
         (make_cfg("WarmupStepWithFixedGammaLR", GAMMA=0.5), lambda i: 2.0 * 0.5 ** min(i // 5, 3)),
@@ -81,8 +80,8 @@ def test_lengths_in_iterations_stay_those_with_rescale_interval(name, args, expe
 
 def test_every_registered_schedule_is_defined_from_first_to_last_step():
     for name, _ in LR_SCHEDULER_REGISTRY:
-        for max_iter in (1, 2, 70):
-            for warmup in (0, 1, 3):
+        for max_iter in (1, 2, 20):
+            for warmup in (0, 3):
                 values = learning_rates(make_cfg(name, max_iter, warmup))
                 assert all(0 <= value <= 2.0 for value in values), name
 
@@ -92,9 +91,7 @@ def test_every_registered_schedule_is_defined_from_first_to_last_step():
     [
         (make_cfg("WarmupMultiStepLR", STEPS=(5, 3)), "ascending"),
         (make_cfg("WarmupCosineLR", BASE_LR_END=3.0), "BASE_LR_END"),
-        (make_cfg("WarmupStableDecayLR", args={"decay_method": "cosine"}), "decay_method"),
-        (make_cfg("WarmupStableDecayLR", args={"decay_fraction": 0.0}), r"decay_fraction: must be in \(0, 1\]"),
-        (make_cfg("WarmupCosineLR", 20, 20, WARMUP_METHOD="exponential"), "WARMUP_METHOD"),
+        (make_cfg("WarmupStableDecayLR", args={"decay_fraction": 0.0}), "decay_fraction"),
     ],
 )
 def test_impossible_settings_are_named(cfg, message):
@@ -150,11 +147,9 @@ ONE_CYCLE = {"max_lr": 1.0, "epochs": "epochs", "steps_per_epoch": "iters_per_ep
         (TORCH + "MultiStepLR", {"milestones": ["1ep", "15it", 30, "3.5ep"]}, {}, {"milestones": [10, 15, 30, 35]}),
         (TORCH + "StepLR", {"step_size": "2ep"}, {}, {"step_size": 20}),
         (TORCH + "StepLR", {"step_size": "2ep"}, {"interval": "epoch"}, {"step_size": 2}),
-        (TORCH + "CosineAnnealingLR", {"T_max": "end"}, {}, {"T_max": 40}),
         (TORCH + "CosineAnnealingLR", {"T_max": "end"}, {"max_iter": 40, "interval": "epoch"}, {"T_max": 4}),
         (TORCH + "CosineAnnealingLR", {"T_max": "epochs"}, {"max_iter": 35}, {"T_max": 4}),  # a part counts
         (TORCH + "OneCycleLR", ONE_CYCLE, {}, {"total_steps": 40}),
-        (TORCH + "OneCycleLR", {"max_lr": 1.0, "total_steps": "max_iter"}, {}, {"total_steps": 40}),
         (f"{__name__}:lambda_lr", {"total": "end"}, {}, {"given": 40}),
         (f"{__name__}:Updates", {"t_initial": "end"}, {}, {"t_initial": 4}),
         (f"{__name__}:Updates", {"t_initial": "end", "t_in_epochs": False}, {}, {"t_initial": 40}),
