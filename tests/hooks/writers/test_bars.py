@@ -266,7 +266,7 @@ def test_a_notebook_has_a_bar_a_table_of_evaluations_and_a_plot_and_can_be_inter
     for shown, rows in zip(outputs, ([20], [40]), strict=False):
         displayed = [one["data"] for one in shown if one["output_type"] == "display_data"]
         [table] = [data["text/html"] for data in displayed if "text/html" in data]
-        assert [int(row) for row in re.findall(r"<td>(\d+)</td>", table)] == rows
+        assert [int(row) for row in re.findall(r"<tr><td>(\d+)</td>", table)] == rows
         assert sum("image/png" in data for data in displayed) == 1
         assert any("/40 [" in data["text/plain"] for data in displayed)  # the bar
     assert "text/html" in outputs[2][0]["data"]
