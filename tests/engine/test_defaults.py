@@ -142,15 +142,6 @@ def test_lengths_in_epochs_and_fractions_are_those_of_the_loader(make):
         resolve_lengths(cfg, None)
 
 
-def test_hooks_of_the_config_have_their_arguments_and_their_evaluations_count_for_the_best(make):
-    hooks = [{"NAME": "EvalHook", "ARGS": {"eval_period": 4, "eval_after_train": False}}]
-    trainer = make("HOOKS", hooks, "TEST.EVAL_PERIOD", 0)
-    trainer.train()
-    accuracy = values(trainer, "synthetic/accuracy")
-    assert list(accuracy) == [3, 7, 11, 15, 19, 23, 27, 30]
-    assert accuracy[saved(trainer, "model_best")["iteration"]] == max(accuracy.values())
-
-
 def test_without_test_sets_the_best_can_be_chosen_by_the_loss(make):
     best = ("CHECKPOINT.BEST.METRIC", "total_loss", "CHECKPOINT.BEST.MODE", "min", "CHECKPOINT.BEST.PERIOD", 5)
     trainer = make(*best, "DATASETS.TEST", [], "TEST.EVAL_PERIOD", 0)
@@ -376,8 +367,6 @@ def test_evaluators_of_the_user(make):
     assert trainer.test(trainer.cfg, trainer.model, [Fixed("synthetic")]) == {"synthetic": {"batches": 5}}
     with pytest.raises(ConfigError, match="1 sets, but 2 evaluators"):
         trainer.test(trainer.cfg, trainer.model, [Fixed(), Fixed()])
-    with pytest.raises(ConfigError, match=r"TEST\.METRICS"):
-        make("TEST.METRICS", [], "CHECKPOINT.BEST.METRIC", "")
 
 
 def test_auto_scale_workers():

@@ -65,8 +65,6 @@ def test_a_process_group_that_is_there_is_used(tmp_path, variables):
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        ({"num_gpus_per_machine": 0}, "--num-gpus 0"),
-        ({"num_gpus_per_machine": 1, "num_machines": 2, "machine_rank": 2}, "--machine-rank 2"),
         ({"num_gpus_per_machine": 1, "num_machines": 2}, "--dist-url None"),
         ({"num_gpus_per_machine": 2, "dist_url": "file:///tmp/x"}, "--dist-url file:///tmp/x"),
         ({"num_gpus_per_machine": 2, "dist_url": "tcp://host:many"}, "--dist-url tcp://host:many"),

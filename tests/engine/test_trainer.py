@@ -1,10 +1,8 @@
 import functools
-import gc
 import json
 import logging
 import os
 import threading
-import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -18,7 +16,6 @@ from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, Trainer, default_setup
 from hookline.engine.data import ArrayDataset
 from hookline.engine.evaluation import MeanMetric
-from hookline.engine.program.run import inference_trainer
 from hookline.hooks import CallbackHook, EarlyStopping, HookBase
 
 QUIET = {"MODEL.DEVICE": "cpu", "LOG.WRITERS": ["JSONWriter"], "LOG.PERIOD": 1, "LOG.PROGRESS_BAR": False}
@@ -301,6 +298,26 @@ def test_a_model_with_its_own_loss_trains_is_evaluated_by_it_and_predicts(make, 
     assert found.metrics["accuracy"] == results["test/accuracy"] == (found.outputs.argmax(1) == Y).double().mean()
 
 
+class LossBeside(Net):
+    """Returns its loss in eval mode, too."""
+
+    def forward(self, batch):
+        scores = self.layers(batch[0])
+        return {"loss": nn.functional.cross_entropy(scores, batch[1]), "scores": scores}
+
+
+@pytest.mark.parametrize(("model", "loss"), [(Net, nn.CrossEntropyLoss()), (OwnLoss, None), (LossBeside, None)])
+def test_a_hook_reads_the_losses_of_a_test_batch(make, model, loss):
+    losses = []
+
+    def read(trainer, batch, outputs):
+        losses.append(sum(trainer.eval_losses(batch, outputs).values()).item())
+
+    trainer = make(model, test=points(16, 1), loss=loss, hooks=[CallbackHook(after_eval_step=read)])
+    results = trainer.train().metrics
+    assert sum(losses[-2:]) / 2 == pytest.approx(results["test/loss"], rel=1e-5)
+
+
 def test_outputs_in_dicts_and_lists_that_must_fit_together(make):
     class Several(Net):
         def forward(self, x):
@@ -396,9 +413,6 @@ def test_a_model_without_trainable_parameters_is_evaluated_and_predicts(make, mo
     assert trainer.predict(points(4)).shape == (4, 3)
     with pytest.raises(ConfigError, match="no parameter that requires a gradient"):
         make(model())
-    cfg = make(frozen := Net(), test=points(10, 1), metrics=["Accuracy"]).cfg
-    frozen.requires_grad_(False)
-    assert "accuracy" in inference_trainer(DefaultTrainer)(cfg).evaluate()["test"]
 
 
 # ---------------------------------------------------------------------------- runs
@@ -424,18 +438,6 @@ def test_a_resumed_run_ends_with_the_same_weights(make, seed, model, tmp_path):
     assert f"SEED: {seed}\n" in (tmp_path / "b" / "config.yaml").read_text()
 
 
-def test_trainers_in_one_process_are_independent_and_a_new_run_moves_the_earlier_one_away(make, tmp_path):
-    def trained(**options):
-        trainer = make(**options)
-        trainer.train()
-        return weights(trainer)
-
-    first, other, again = trained(), trained(folder="b", seed=2), trained()
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert (tmp_path / "run" / "previous_001" / "model_final.pth").exists()
-
-
 def test_the_length_is_an_argument_and_max_iter_a_number(make):
     for length in (100, "10ep", 1):
         with pytest.raises(ConfigError, match=rf"length={length!r}.*max_iter"):
@@ -444,17 +446,6 @@ def test_the_length_is_an_argument_and_max_iter_a_number(make):
     for length in ("20ep", -1, None, 1.5, True, float("nan")):
         with pytest.raises(ConfigError, match="max_iter"):
             trainer.max_iter = length
-
-
-def test_a_trainer_that_is_gone_frees_its_objects(make):
-    model, data = Net(), points()
-    trainer = make(model, data, points(8, 1))
-    trainer.train()
-    trainer.evaluate()
-    alive = [weakref.ref(model), weakref.ref(data)]
-    del trainer, model, data
-    gc.collect()
-    assert [one() for one in alive] == [None, None]
 
 
 def test_trainers_leave_no_threads_files_or_handlers(make):
@@ -468,7 +459,7 @@ def test_trainers_leave_no_threads_files_or_handlers(make):
         return threading.active_count(), files, handlers
 
     before = run(0)
-    assert [run(number) for number in range(1, 5)] == [before] * 4
+    assert [run(number) for number in range(1, 3)] == [before] * 2
 
 
 def test_the_config_shows_objects_and_cannot_repeat_the_run(make, tmp_path):

@@ -9,7 +9,7 @@ from small_runs import Killed, load, mlp_config
 from hookline.config import ConfigError
 from hookline.engine import DefaultTrainer, seed_all_rng
 from hookline.engine.resume.changes import apply_changes
-from hookline.hooks import BestCheckpointer, CallbackHook
+from hookline.hooks import CallbackHook
 
 SIZE = 1024  # samples of the synthetic set
 LINEAR = ("SOLVER.LR_SCHEDULER_NAME", "WarmupLinearLR", "SOLVER.BASE_LR", 1.0)
@@ -314,14 +314,3 @@ def test_a_run_killed_in_its_final_save_and_extended_equals_the_untouched_run(ma
         longer = make(*options, "SOLVER.MAX_ITER", 44 if stops else 16, "OUTPUT_DIR", str(folder), resume=True)
         assert longer.train().iteration == 16
     assert comparable(killed) == comparable(whole)
-
-
-def test_load_best_at_end_reports_the_best_results(make):
-    best = ("CHECKPOINT.BEST.METRIC", "synthetic/accuracy", "CHECKPOINT.BEST.MODE", "min")
-    length = ("SOLVER.MAX_ITER", 40, "TEST.EVAL_PERIOD", 10, "SOLVER.BASE_LR", 0.5)
-    trainer = make(*TESTED, *best, *length, "CHECKPOINT.LOAD_BEST_AT_END", True)
-    trainer.train()
-    best = trainer.find_hook(BestCheckpointer)
-    assert best.loaded_iter == best.best_iter < 40
-    for results in (trainer._last_eval_results, trainer.evaluate()):
-        assert results["synthetic"]["accuracy"] == pytest.approx(best.best_metric)

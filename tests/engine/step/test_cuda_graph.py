@@ -93,22 +93,6 @@ def test_a_shape_is_captured_after_three_steps_in_a_row_and_other_shapes_run_wit
     assert log.count("replay") == 14 - 3 - 2
 
 
-@pytest.mark.parametrize("optimizer", [lambda p: torch.optim.SGD(p, lr=0.1), lambda p: torch.optim.RAdam(p)])
-def test_after_a_graph_gradients_may_be_clipped_and_kept_and_any_optimizer_may_update(optimizer):
-    kept = []
-    hook = CallbackHook(after_step=lambda t: kept.extend(p.grad is not None for p in t.model.parameters()))
-    graphed, log = compare(
-        data=batches((8, 8, 8)),
-        optimizer=optimizer,
-        hooks=[hook],
-        zero_grad_before_forward=True,
-        clip_gradients=lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.05),
-    )
-    assert "replay" in log
-    assert all(kept)
-    assert graphed.storage.latest()["grad_norm"][0] > 0
-
-
 @pytest.mark.parametrize(
     "change",
     [
