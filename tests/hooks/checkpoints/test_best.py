@@ -17,7 +17,7 @@ from hookline.hooks import BestCheckpointer, CallbackHook, EvalHook, PeriodicChe
 def train(make):
     """A run with given values at some iterations; it resumes if there is a checkpoint."""
 
-    def train(values, until=20, period=6, fail_at=None, hooks=(), metric="metric", checkpointer=None, **kwargs):
+    def train(values, until=16, period=6, fail_at=None, hooks=(), metric="metric", checkpointer=None, **kwargs):
         def fail(trainer):
             if trainer.iter == fail_at:
                 raise RuntimeError("broken")
@@ -69,7 +69,6 @@ def evaluations(period, values):
 @pytest.mark.parametrize(
     ("mode", "keep", "values", "best"),
     [
-        ("max", 1, {1: 0.3, 3: 0.5, 5: 0.5, 7: 0.4}, [(0.5, 3)]),
         ("min", 1, {1: math.nan, 3: 0.8, 5: 0.9}, [(0.8, 3)]),
         ("max", 1, {1: math.inf, 3: 0.8, 5: 0.9, 7: math.nan}, [(0.9, 5)]),
         ("max", 3, {1: 0.3, 3: 0.5, 5: 0.1, 7: 0.4, 8: 0.6}, [(0.6, 8), (0.5, 3), (0.4, 7)]),
@@ -93,13 +92,6 @@ def test_the_evaluation_after_training_counts_and_a_prefix_names_the_files(make)
     trainer.train(0, 4)
     assert (hook.best_metric, hook.best_iter) == (0.9, 4)
     assert saved(checkpointer, "top")["iteration"] == 4
-
-
-def test_last_checkpoint_of_a_failed_run_is_not_the_best(train):
-    _, checkpointer, hook = train({1: 0.5}, period=4, fail_at=6, load_at_end=True)
-    assert last(checkpointer) == "model_0000003.pth"
-    assert kept(checkpointer) == files_of(hook)
-    assert hook.loaded_iter is None
 
 
 def test_a_missing_metric_is_warned_about_once_with_the_closest_name(train, log):
@@ -141,9 +133,7 @@ FIRST = {1: 0.5, 3: 0.6, 7: 0.9}  # the checkpoint of 5 lists 0.6 as the best; t
     [
         (1, FIRST, {9: 0.4}, [(0.6, 3)]),  # a worse value after a resume does not count
         (1, FIRST, FIRST, [(0.9, 7)]),  # a repeated run ends with the same files
-        (1, FIRST, {7: 0.4}, [(0.6, 3)]),  # another value at the same iteration
-        (2, FIRST, {7: 0.4}, [(0.6, 3), (0.5, 1)]),
-        (2, {1: 0.5, 3: 0.6, 7: 0.8, 8: 0.9}, {15: 0.95}, [(0.95, 15), (0.6, 3)]),
+        (2, FIRST, {7: 0.4}, [(0.6, 3), (0.5, 1)]),  # another value at the same iteration
     ],
 )
 def test_a_resumed_run_keeps_the_files_of_its_own_list(train, keep, first, then, best):
@@ -154,17 +144,13 @@ def test_a_resumed_run_keeps_the_files_of_its_own_list(train, keep, first, then,
     assert hook.loaded_iter == best[0][1]
 
 
-@pytest.mark.parametrize("keep", [1, 2])
-def test_files_are_removed_after_the_next_checkpoint(train, keep, monkeypatch):
-    entries = [(0.9, 7), (0.6, 3), (0.5, 1)]
-    _, checkpointer, _ = train(FIRST, fail_at=9, keep=keep)
-    assert kept(checkpointer) == files_of(entries[: keep + 1])
-    train(FIRST, fail_at=14, keep=keep)  # the checkpoint of 11 lists 7
-    assert kept(checkpointer) == files_of(entries[:keep])
-
-
-def test_entries_whose_file_is_missing_are_dropped_with_a_warning(train, log):
-    _, checkpointer, _ = train(FIRST, fail_at=14)  # the checkpoint of 11 lists 7, so that 3 was removed
+def test_files_are_removed_after_the_next_checkpoint_and_a_missing_one_is_a_warning(train, log):
+    entries = [(0.9, 7), (0.6, 3)]
+    _, checkpointer, _ = train(FIRST, fail_at=9)
+    assert last(checkpointer) == "model_0000005.pth"
+    assert kept(checkpointer) == files_of(entries)
+    train(FIRST, fail_at=14)  # the checkpoint of 11 lists 7
+    assert kept(checkpointer) == files_of(entries[:1])
     checkpointer.tag_last_checkpoint("model_0000005.pth")
     _, checkpointer, hook = train({8: 0.55}, load_at_end=True)
     assert "The file of iteration 3 is missing (metric: 0.6)" in log.text
@@ -210,11 +196,10 @@ def test_a_value_from_before_a_resume_with_another_metric_does_not_count_for_lat
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_model_ends_with_the_best_weights_and_the_final_checkpoint_with_the_last(train, log, asynchronous):
-    trainer, checkpointer, hook = train(
-        {1: 0.3, 3: 0.9, 5: 0.4}, load_at_end=True, checkpointer={"asynchronous": asynchronous}
-    )
+    options = {"asynchronous": asynchronous}
+    trainer, checkpointer, hook = train({1: 0.3, 3: 0.9, 5: 0.4}, until=8, load_at_end=True, checkpointer=options)
     assert torch.equal(trainer.model.fc.weight, trainer.weights[3])
-    assert torch.equal(saved(checkpointer, "model_final")["model"]["fc.weight"], trainer.weights[19])
+    assert torch.equal(saved(checkpointer, "model_final")["model"]["fc.weight"], trainer.weights[7])
     assert hook.loaded_iter == 3
     assert "iteration 3, metric: 0.9" in log.text
 
@@ -243,7 +228,7 @@ def test_a_missing_best_at_the_end_is_a_warning_and_a_damaged_one_an_error(train
 
 
 class Checking(BestCheckpointer):
-    checked, called = (), True
+    checked = ()
 
     def _best_checking(self):
         value, iteration = self.trainer.storage.latest()[self._val_metric]
@@ -251,17 +236,6 @@ class Checking(BestCheckpointer):
         if self.best_metric is None or self._compare(value, self.best_metric):
             self._checkpointer.save(f"{self._file_prefix}_own", iteration=iteration)
             self._update_best(value, iteration)
-            self._logger.info("saved %.5f of %d", self.best_metric, self.best_iter)
-
-
-class OfItsOwn(Checking):
-    called = False
-
-    def after_step(self):
-        self.called = True
-
-    def after_train(self):
-        pass
 
 
 class CallsSuper(BestCheckpointer):
@@ -272,16 +246,12 @@ class CallsSuper(BestCheckpointer):
         super()._best_checking()
 
 
-@pytest.mark.parametrize(
-    ("cls", "period", "checked"), [(Checking, 2, {1, 3, 5, 8}), (Checking, "1ep", {3, 8}), (OfItsOwn, 1, set())]
-)
-def test_a_subclass_that_checks_by_itself_is_called_as_in_detectron2(make, cls, period, checked):
+def test_a_subclass_that_checks_by_itself_is_called_as_in_detectron2(make):
     trainer, checkpointer = make()
-    hook = cls(period, checkpointer, "metric")
+    hook = Checking(2, checkpointer, "metric")
     trainer.register_hooks([evaluations(2, [0.3, 0.9, 0.5, 0.4]), hook])
     trainer.train(0, 8)
-    assert checked <= set(hook.checked)
-    assert hook.called
+    assert {1, 3, 5, 8} <= set(hook.checked)
     assert saved(checkpointer, "model_best_own")["iteration"] == hook.best_iter
     assert not [name for name in files(checkpointer) if name.startswith("model_best_0")]
 
