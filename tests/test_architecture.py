@@ -17,44 +17,23 @@ def layer(module):
 
 
 def test_imports_go_downwards_only():
-    upwards = [
-        (module, target)
-        for module, targets in rooms.imports().items()
-        for target in targets
-        if layer(target) > layer(module)
-    ]
-    assert not upwards
+    arrows = [(module, target) for module, targets in rooms.imports().items() for target in targets]
+    assert [(module, target) for module, target in arrows if layer(target) > layer(module)] == []
 
 
-def test_what_the_layers_use_beside_them_imports_config_only():
+def test_what_stands_beside_the_layers_imports_config_only_and_no_layer_imports_the_command():
     folder = rooms.ROOT / "src/hookline"
     for path in [folder / "command_line.py", *(folder / "runs").glob("*.py")]:
         for module in re.findall(r"^\s*(?:from|import) (\.\.\S*|hookline\S*)", path.read_text(), re.MULTILINE):
             assert module.startswith(("..config", "hookline.config")), f"{path.name} imports {module}"
+    for path in rooms.modules().values():
+        assert not re.search(r"^\s*(from|import) \S*\bcli\b", path.read_text(), re.MULTILINE), path
 
 
-def test_the_layers_do_not_import_the_command():
-    for layer in LAYERS:
-        for path in (rooms.ROOT / layer).rglob("*.py"):
-            assert not re.search(r"^\s*(from|import) \S*\bcli\b", path.read_text(), re.MULTILINE), path
-
-
-def test_no_files_import_each_other_in_a_circle():
-    assert not rooms.circles(rooms.imports())
-
-
-def test_no_rooms_import_each_other_in_a_circle():
-    assert not rooms.circles(rooms.room_arrows())
-
-
-def test_a_circle_would_be_found():
+def test_neither_files_nor_rooms_import_each_other_in_a_circle():
     assert rooms.circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == [["b", "c"]]
-
-
-def test_every_room_has_a_docstring():
-    for name, path in rooms.modules().items():
-        if path.name == "__init__.py":
-            assert path.read_text().startswith('"""'), name
+    assert not rooms.circles(rooms.imports())
+    assert not rooms.circles(rooms.room_arrows())
 
 
 # Trains with a save, resumes with a save, and prints the functions that were entered, by file.

@@ -1,7 +1,3 @@
-import gc
-import sys
-
-from hookline.command_line import slow_imports
 from hookline.engine import default_argument_parser
 
 
@@ -12,13 +8,3 @@ def test_options_are_those_of_detectron2():
     assert (args.config_file, args.resume, args.eval_only, args.num_gpus) == ("a.yaml", True, False, 2)
     assert (args.num_machines, args.machine_rank, args.dist_url) == (1, 0, "auto")
     assert args.opts == ["SOLVER.BASE_LR", "0.1", "SEED", "3"]
-
-
-def test_imports_are_not_interrupted_by_collections(monkeypatch):
-    monkeypatch.delitem(sys.modules, "torch")
-    try:
-        with slow_imports():
-            assert not gc.isenabled()
-        assert gc.isenabled()
-    finally:
-        gc.unfreeze()

@@ -1,42 +1,37 @@
 import ast
 import json
-import os
 import re
-import subprocess
 import sys
 
-from snippets import ROOT
+from snippets import ROOT, run_python
 
-HEAVY = (
-    *("tensorboard", "sklearn", "matplotlib", "torchmetrics", "torchvision", "sympy"),
-    *(
-        "torch.utils.tensorboard",
-        "torch.distributed.checkpoint",
-        "torch.distributed.tensor",
-        "torch.distributed.elastic",
-    ),
-)
+import hookline.config
+import hookline.engine
+import hookline.hooks
+
+HEAVY = {
+    *("tensorboard", "sklearn", "matplotlib", "torchmetrics", "torchvision", "sympy", "torch.utils.tensorboard"),
+    *("torch.distributed.checkpoint", "torch.distributed.tensor", "torch.distributed.elastic"),
+}
+CODE = """
+import json, sys
+from importlib.util import find_spec
+top = [name for name in ("engine", "hooks", "config", "tools", "tests", "configs") if find_spec(name)]
+import hookline.config
+early = list(sys.modules)
+import hookline.engine, hookline.hooks
+print(json.dumps([top, early, list(sys.modules)]))
+"""
 
 
-def python(code, cwd):
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    result = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
-
-
-def test_imports_are_light(tmp_path):
-    code = "import json, sys, hookline.config; before = 'torch' in sys.modules; import hookline.engine, hookline.hooks"
-    loaded = python(f"{code}; print(json.dumps([before, *sorted(sys.modules)]))", tmp_path)
-    assert loaded[0] is False  # the config needs no torch
+def test_imports_are_light_and_take_no_other_names_at_top_level(tmp_path):
+    done = run_python(["-c", CODE], tmp_path)
+    assert done.returncode == 0, done.stderr
+    top, early, loaded = json.loads(done.stdout)
+    assert top == []
+    assert "torch" not in early  # the config needs none
     assert "hookline.hooks" in loaded
-    assert set(loaded[1:]).isdisjoint(HEAVY)
-
-
-def test_nothing_but_hookline_is_installed_at_top_level(tmp_path):
-    names = ("engine", "hooks", "config", "tools", "tests", "configs")
-    code = f"import json; from importlib.util import find_spec; print(json.dumps([n for n in {names} if find_spec(n)]))"
-    assert python(code, tmp_path) == []
+    assert HEAVY.isdisjoint(loaded)
 
 
 def test_packages_that_are_imported_with_hookline_are_declared():
@@ -54,10 +49,6 @@ def test_packages_that_are_imported_with_hookline_are_declared():
 
 
 def test_every_public_name_exists():
-    import hookline.config
-    import hookline.engine
-    import hookline.hooks
-
     for package in (hookline.config, hookline.engine, hookline.hooks):
         for name in package.__all__:
             assert getattr(package, name) is not None, name

@@ -5,6 +5,7 @@ unchanged file, then with one item replaced by that of a new run. The files of t
 item :data:`CASES` names the file or value that must differ.
 """
 
+import copy
 import gc
 import os
 import random
@@ -345,6 +346,7 @@ class Runs:
         self.folder = folder
         self.number = 0
         self._killed: dict[str, Path] = {}
+        self._checkpoints: dict[str, dict[str, Any]] = {}
         self._resumed: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def new(self) -> Path:
@@ -380,7 +382,9 @@ class Runs:
         return folder / (folder / "last_checkpoint").read_text()
 
     def checkpoint(self, scenario: str) -> dict[str, Any]:
-        return torch.load(self.file(scenario), weights_only=True)
+        if scenario not in self._checkpoints:
+            self._checkpoints[scenario] = torch.load(self.file(scenario), weights_only=True)
+        return copy.deepcopy(self._checkpoints[scenario])
 
     def resumed(self, scenario: str, overrides: tuple[Any, ...] = ()) -> dict[str, Any]:
         key = (scenario, overrides)

@@ -1,16 +1,17 @@
 """A run that is killed repeatedly ends like an uninterrupted one."""
 
-import hashlib
-import json
+import itertools
 import os
 import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
+from comparing import frozen, json_rows
 from forker import Forked, forker
 
 HERE = Path(__file__).parent
@@ -52,22 +53,12 @@ def start(argv: list[str], log: Path) -> Forked:
     return forker.start([ROOT / "tools/train_net.py", *argv], HERE, environment, log=log)
 
 
-def result(folder: Path) -> tuple[str, str, list[dict]]:
-    """Return hashes of the final weights and of their EMA, and the metrics without timings."""
+def result(folder: Path) -> dict[str, Any]:
+    """Return the final weights, their EMA, and the metrics without timings."""
     final = torch.load(folder / "run/model_final.pth", weights_only=True)
     [average] = [state["averaged_model"] for key, state in final["trainer"]["hooks"].items() if key.startswith("EMA")]
-    rows = [json.loads(line) for line in (folder / "run/metrics.json").read_text().splitlines()]
-    timings = ("time", "data_time", "eta_seconds")
-    rows = [{key: value for key, value in row.items() if key not in timings} for row in rows]
-    return fingerprint(final["model"]), fingerprint(average), rows
-
-
-def fingerprint(weights: dict[str, torch.Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, weight in sorted(weights.items()):
-        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-        digest.update(weight.contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    rows = json_rows(folder / "run/metrics.json", ("time", "data_time", "eta_seconds"))
+    return {"weights": frozen(final["model"]), "average": frozen(average), "rows": rows}
 
 
 def temporary_files(run: Path) -> list[str]:
@@ -119,18 +110,16 @@ def sweep(tmp_path: Path, kills: int, seed: int, config: dict, while_saving: int
         assert start(argv, tmp_path / name / "log.txt").wait() == 0, (tmp_path / name / "log.txt").read_text()[-3000:]
         seconds = time.monotonic() - begin
     whole = result(tmp_path / "whole")
-    assert len(whole[2]) > 5
+    assert len(whole["rows"]) > 5
     assert result(tmp_path / "first") == whole
     done = Sweep(seed)
-    number = 0
+    numbers = itertools.count()
     while done.kills < kills or done.kills_while_saving < while_saving:
-        folder = tmp_path / f"killed{number}"
-        number += 1
+        folder = tmp_path / f"killed{next(numbers)}"
         done.carry_through(folder, arguments(folder, config, **loader), max(kills - done.kills, 3), startup=seconds / 2)
-        weights, average, rows = result(folder)
-        assert weights == whole[0], folder
-        assert average == whole[1], folder
-        assert rows == whole[2], folder
+        killed = result(folder)
+        for name in whole:
+            assert killed[name] == whole[name], (folder, name)
     return done
 
 

@@ -52,7 +52,7 @@ KEYS = [
     ("SEED: !!python/name:os.system x", "could not determine a constructor for the tag"),
     ("MODEL:\n\tNAME: MLP", "indent with spaces, not with a tab"),
     ("SEED: 1\nSEED: 2", "the key 'SEED' appears twice"),
-    (f"SEED: {'[' * 1500}{']' * 1500}", "case.yaml: nested too deep"),
+    (f"SEED: {'[' * 400}{']' * 400}", "case.yaml: nested too deep"),
     ("# a comment\n" * 200_000, "case.yaml: larger than 1 MB"),
     (f"SEED: {10**30}", "SEED: must be at most "),
     ("SOLVER: {BASE_LR: nan}", "SOLVER.BASE_LR: expected float, got 'nan'"),
@@ -290,7 +290,7 @@ def folder(tmp_path_factory):
         (folder / name).touch()
     (folder / "wrong_import.py").write_text("import no_such_package_of_anyone\n")
     (folder / "chain").mkdir()
-    for number in range(500):
+    for number in range(450):
         (folder / f"chain/{number}.yaml").write_text(f"_BASE_: {number + 1}.yaml\n")
     (folder / "zero.yaml").symlink_to("/dev/zero")
     (folder / "bad_syntax.py").write_text("model = (\n")

@@ -1,15 +1,10 @@
-import json
 import os
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from ranks import SYNTHETIC, rows
 from run_tools import run_tool
-
-ROOT = Path(__file__).parents[2]
-TOOL = ROOT / "tools" / "plain_train_net.py"
-SYNTHETIC = ROOT / "configs" / "synthetic" / "mlp.yaml"
 
 
 @pytest.fixture
@@ -17,10 +12,6 @@ def tool(tmp_path, monkeypatch, capfd):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.chdir(tmp_path)
     return lambda *arguments: run_tool("plain_train_net.py", ("--config-file", SYNTHETIC, *arguments), capfd)
-
-
-def rows(folder):
-    return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
 
 
 def weights(folder):

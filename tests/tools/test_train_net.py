@@ -1,25 +1,14 @@
 """tools/train_net.py. What it refuses is in tests/promises/test_wrong_uses.py, its exit codes in test_exit_codes.py."""
 
 import json
-import os
-import pathlib
-import pickle
 import re
 import shutil
-import signal
-import warnings
-from pathlib import Path
 
 import pytest
-import torch
-from forker import forker
+from ranks import DIGITS, SYNTHETIC, finish, fork, rows
+from ranks import tool as command
 from run_tools import run_tool
-from torch.distributed import checkpoint
 
-ROOT = Path(__file__).parents[2]
-DIGITS = ROOT / "configs" / "digits" / "convnet.yaml"
-SYNTHETIC = ROOT / "configs" / "synthetic" / "mlp.yaml"
-TIMES = ("time", "data_time", "eta_seconds")
 QUICK = ("--config-file", SYNTHETIC, "MODEL.DEVICE", "cpu", "LOG.WRITERS", '["JSONWriter"]', "OUTPUT_DIR", "run")
 
 
@@ -28,15 +17,7 @@ def tool(tmp_path, monkeypatch, capfd):
     """Run the tool in this process; returns its exit code, standard output and standard error."""
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.chdir(tmp_path)
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
-    yield lambda *arguments: run_tool("train_net.py", arguments, capfd)
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-def rows(folder):
-    lines = (folder / "metrics.json").read_text().splitlines()
-    return [{name: value for name, value in json.loads(line).items() if name not in TIMES} for line in lines]
+    return lambda *arguments: run_tool("train_net.py", arguments, capfd)
 
 
 def tiny(folder, *overrides):
@@ -59,8 +40,8 @@ def averaged(tmp_path_factory):
     """A folder with a finished run that evaluated averaged weights."""
     folder = tmp_path_factory.mktemp("averaged")
     ema = '[{"NAME": "EMA", "ARGS": {"decay": 0.9, "warmup": False}}]'
-    command = [ROOT / "tools/train_net.py", *tiny("run", "HOOKS", ema)]
-    assert forker.start(command, folder, {**os.environ, "OMP_NUM_THREADS": "1"}, log=folder / "log").wait() == 0
+    code, output = finish(fork(command(*tiny("run", "HOOKS", ema)), folder))
+    assert code == 0, output
     return folder
 
 
@@ -90,38 +71,6 @@ def test_eval_only_with_resume_evaluates_the_newest_checkpoint(tool, averaged, t
     assert code == 0
     assert ("the newest undamaged checkpoint" in out) is not pointer
     assert re.search(rf"digits_test +loss +{rows(tmp_path / 'run')[-1]['digits_test/loss']:.5g}\n", out)
-
-
-class Attack:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, folder):
-        self.made_by = os.mkdir, (str(folder),)
-
-    def __reduce__(self):
-        return self.made_by
-
-
-class OfWindows:
-    """A path that torch cannot unpickle here: it falls back to __0.metadata."""
-
-    def __reduce__(self):
-        return pathlib.WindowsPath, ("x",)
-
-
-def test_a_downloaded_folder_of_weights_executes_nothing(tool, tmp_path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        checkpoint.save({"model": {"0.weight": torch.zeros(1)}}, checkpoint_id=str(tmp_path / "downloaded"))
-    metadata = tmp_path / "downloaded" / ".metadata"
-    content = pickle.loads(metadata.read_bytes())
-    content.storage_meta.checkpoint_id = OfWindows()
-    metadata.write_bytes(pickle.dumps(content))
-    (tmp_path / "downloaded" / "__0.metadata").write_bytes(pickle.dumps(Attack(tmp_path / "attacked")))
-    for option in ("--eval-only", "--dry-run"):
-        _, out, err = tool(*QUICK, "MODEL.WEIGHTS", "downloaded", option)
-        assert "downloaded" in out + err
-        assert not (tmp_path / "attacked").exists()
 
 
 SAYS = """
@@ -165,20 +114,6 @@ def test_a_missed_expectation_exits_with_1(tool, expected, code):
 # ---------------------------------------------------------------------------- training
 
 
-def test_a_run_starts_from_the_weights_of_the_run_that_it_moves(tool, tmp_path):
-    assert tool(*QUICK, "SOLVER.MAX_ITER", 5)[0] == 0
-    before = torch.load(tmp_path / "run/model_final.pth", weights_only=True)["model"]
-    code, out, _ = tool(*QUICK, "SOLVER.MAX_ITER", 1, "SOLVER.BASE_LR", 0.0, "MODEL.WEIGHTS", "run")
-    assert code == 0
-    assert re.search(r"Loaded (\d+) of the model's \1 weights from run\n", out)
-    after = torch.load(tmp_path / "run/model_final.pth", weights_only=True)["model"]
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert (tmp_path / "run/previous_001/model_final.pth").exists()
-    code, out, _ = tool(*QUICK, "SOLVER.MAX_ITER", 1, "MODEL.WEIGHTS", "run", "MODEL.ARGS.num_classes", 5)
-    assert code == 0
-    assert "in the file, (5, " in out  # what does not fit is named and left out
-
-
 def test_the_saved_config_repeats_the_run(tool, tmp_path):
     assert tool(*QUICK, "SEED", -1, "SOLVER.MAX_ITER", 10)[0] == 0
     assert tool("--config-file", "run/config.yaml", "OUTPUT_DIR", "second")[0] == 0
@@ -195,13 +130,6 @@ def test_a_dry_run_of_a_resume_prints_changes_and_writes_nothing(tool, tmp_path)
     assert contents(tmp_path) == before
 
 
-def test_another_batch_size_keeps_the_number_of_epochs(tool):
-    assert tool(*QUICK, "SOLVER.MAX_ITER", "2ep")[0] == 0
-    code, out, _ = tool(*QUICK, "SOLVER.MAX_ITER", "4ep", "DATALOADER.BATCH_SIZE", 128, "--resume")
-    assert code == 0
-    assert "Training for 48 iterations (4 epochs), 128 samples each" in out
-
-
 @pytest.mark.slow
 def test_an_error_of_one_rank_in_the_first_step_does_not_change_the_folder(tool, tmp_path):
     assert tool(*QUICK, "SOLVER.MAX_ITER", 5)[0] == 0
@@ -211,10 +139,7 @@ def test_an_error_of_one_rank_in_the_first_step_does_not_change_the_folder(tool,
         "        if self.trainer.comm.get_rank() == 1: raise ZeroDivisionError('of rank 1')\n"
     )
     before = contents(tmp_path / "run")
-    command = [ROOT / "tools/train_net.py", *QUICK, "--num-gpus", 2, "HOOKS", '["fails:Fails"]']
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
-    process = forker.start(command, tmp_path, environment, apart=True)
-    _, err = process.communicate(timeout=100)
-    assert process.returncode != 0
-    assert "of rank 1" in err
+    code, output = finish(fork(command(*QUICK, "--num-gpus", 2, "HOOKS", '["fails:Fails"]'), tmp_path))
+    assert code != 0
+    assert "of rank 1" in output
     assert contents(tmp_path / "run") == before
