@@ -19,13 +19,6 @@ def test_a_token_is_predicted_only_from_previous_tokens():
     assert not torch.allclose(before[:, :, 5:], after[:, :, 5:], atol=1e-3)
 
 
-def test_dropout_is_active_only_in_training_mode():
-    model, tokens = small(dropout=0.5), torch.randint(11, (1, 8))
-    assert torch.equal(model(tokens), model(tokens))
-    model.train()
-    assert not torch.equal(model(tokens), model(tokens))
-
-
 def test_wrong_sizes_are_refused():
     for options in ({"heads": 3}, {"heads": 2, "kv_heads": 3}, {"heads": 2, "kv_heads": 0}):
         with pytest.raises(ValueError, match="heads"):
