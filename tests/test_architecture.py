@@ -3,21 +3,27 @@
 import ast
 import json
 import re
-import subprocess
 import sys
 from collections import Counter
 
+import pytest
 import rooms
+from ranks import finish, fork
 
 LAYERS = ("config", "hooks", "engine")
+
+
+@pytest.fixture(scope="module")
+def imports():
+    return rooms.imports()
 
 
 def layer(module):
     return LAYERS.index(module.split(".")[1])
 
 
-def test_imports_go_downwards_only():
-    arrows = [(module, target) for module, targets in rooms.imports().items() for target in targets]
+def test_imports_go_downwards_only(imports):
+    arrows = [(module, target) for module, targets in imports.items() for target in targets]
     assert [(module, target) for module, target in arrows if layer(target) > layer(module)] == []
 
 
@@ -30,9 +36,9 @@ def test_what_stands_beside_the_layers_imports_config_only_and_no_layer_imports_
         assert not re.search(r"^\s*(from|import) \S*\bcli\b", path.read_text(), re.MULTILINE), path
 
 
-def test_neither_files_nor_rooms_import_each_other_in_a_circle():
+def test_neither_files_nor_rooms_import_each_other_in_a_circle(imports):
     assert rooms.circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == [["b", "c"]]
-    assert not rooms.circles(rooms.imports())
+    assert not rooms.circles(imports)
     assert not rooms.circles(rooms.room_arrows())
 
 
@@ -92,8 +98,9 @@ def test_the_core_path_is_what_a_run_passes_through(tmp_path):
     assert lines <= 2200, f"{lines} lines: take away, or move what a default run does not use into its room"
 
     config = rooms.ROOT / "configs/synthetic/mlp.yaml"
-    command = [sys.executable, "-c", TRACED, str(rooms.ROOT), str(config), str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True)
+    (tmp_path / "traced.py").write_text(TRACED)
+    code, output = finish(fork([sys.executable, tmp_path / "traced.py", rooms.ROOT, config, tmp_path], tmp_path))
+    assert code == 0, output
     entered, seen = json.loads((tmp_path / "entered.json").read_text()), {}
     for path in entered.keys() & {str(file.relative_to(rooms.ROOT)) for file in rooms.modules().values()}:
         all_lines = functions(rooms.ROOT / path)

@@ -33,18 +33,12 @@ def test_modules_and_names_are_found_by_every_form_of_import():
     assert "launch" not in names
 
 
-def test_submodules_are_there_without_an_import(monkeypatch):
+def test_submodules_are_there_without_an_import_and_what_is_set_in_one_is_set_in_hookline(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "detectron2"]:
         monkeypatch.delitem(sys.modules, name)
     import detectron2
 
-    assert detectron2.utils.comm.get_rank is comm.get_rank
     assert not hasattr(detectron2, "structures")
-
-
-def test_what_is_set_in_a_module_is_set_in_hookline(monkeypatch):
-    import detectron2.utils.comm
-
     monkeypatch.setattr(comm, "get_world_size", comm.get_world_size)
     detectron2.utils.comm.get_world_size = lambda: 7
     assert comm.get_world_size() == detectron2.utils.comm.get_world_size() == 7
@@ -54,7 +48,6 @@ def test_what_is_set_in_a_module_is_set_in_hookline(monkeypatch):
     ("statement", "message"),
     [
         ("from detectron2.structures import Boxes", r"detectron2\.structures .*it is part of detection"),
-        ("import detectron2.layers.blocks", r"detectron2\.layers .*it is part of detection"),
         ("from detectron2 import model_zoo", r"detectron2\.model_zoo .*it is part of detection"),
         ("from detectron2.evaluation import COCOEvaluator", "COCOEvaluator .*it is part of"),
         ("from detectron2.engine import DefaultTrainr", "DefaultTrainr is not in hookline; did you mean"),
@@ -97,24 +90,21 @@ def script(tmp_path):
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_script_and_its_ranks_run_unchanged(script, tmp_path, ranks):
+    (tmp_path / "project/detectron2").mkdir()  # only a folder of that name, such as a clone
     done = run_python(["-m", "hookline.detectron2", script, str(ranks)], tmp_path)
     assert done.returncode == 0, done.stderr
     expected = [f"hello there from rank {rank} of {ranks}" for rank in range(ranks)]
     assert sorted(done.stdout.splitlines()) == [f"['{ranks}'] 0", *expected]
 
 
-@pytest.mark.slow
 def test_a_script_that_is_not_there_is_bad_input(tmp_path):
     done = run_python(["-m", "hookline.detectron2", "train.py"], tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: train.py: ")
 
 
-@pytest.mark.slow
 def test_detectron2_itself_is_not_hidden(script, tmp_path):
     (tmp_path / "project/detectron2").mkdir()
-    done = run_python(["-m", "hookline.detectron2", script, "1"], tmp_path)
-    assert done.returncode == 0, done.stderr  # only a folder of that name, such as a clone
     (tmp_path / "project/detectron2/__init__.py").write_text("")
     done = run_python(["-m", "hookline.detectron2", script, "1"], tmp_path)
     assert done.returncode == 2
