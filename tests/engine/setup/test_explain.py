@@ -1,4 +1,4 @@
-"""Explanations and lists, as ``hookline config`` prints them, and the comments in config/defaults.py that they show."""
+"""Explanations, as ``hookline config explain`` prints them, and the comments in config/defaults.py that they show."""
 
 import re
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hookline.config import get_cfg
-from hookline.engine.setup.explain import explain, key_comments, list_components, list_registries
+from hookline.engine.setup.explain import explain, key_comments
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,13 +35,6 @@ def test_a_key_a_section_and_a_component_are_explained(name, lines):
 def test_a_key_of_a_component_lists_the_names():
     found = re.search(r"names: (.*); or package.module:Name", " ".join(explain("MODEL.NAME").split()))
     assert {"ConvNet", "GPT", "MLP", "ResNet"} <= set(found[1].split(", "))  # other tests register more
-
-
-def test_registries_and_their_components_are_listed():
-    assert re.search(r"^METRIC +\d+  TEST.METRICS$", list_registries(), re.MULTILINE)
-    text = list_components("hooks")
-    assert text == list_components("HOOK_REGISTRY")
-    assert "EarlyStopping: Stops training when a metric has not improved" in text
 
 
 TYPED = """
