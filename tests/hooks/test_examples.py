@@ -166,12 +166,11 @@ def test_a_function_joins_trainers_by_name():
 
 def test_a_custom_event_reaches_every_hook_with_the_method_and_an_error_names_the_hook():
     data, count = batches(), checking.CountClasses(4)
-    data[1][0][1, 2] = math.nan
-    trainer = simple_trainer(checking.VerifyBatches(steps=2), count, checking.FiniteInputs(), data=data)
-    with pytest.raises(ValueError, match="1 values that are not finite") as caught:
-        trainer.train(0, 3)
-    assert caught.value.__notes__[0] == "(in hook FiniteInputs.verify_batch, at iteration 1)"
+    trainer = simple_trainer(checking.VerifyBatches(steps=2), checking.FiniteInputs(), count, data=data)
+    trainer.train(0, 3)
     assert count.counts.tolist() == [3 * 2] * 4
     assert values(trainer, "data/rarest_class")[0] == 0.25
-    data[2][0][1, 2] = math.nan
-    simple_trainer(checking.VerifyBatches(steps=1), checking.FiniteInputs(), data=data).train(0, 3)
+    data[3][0][1, 2] = math.nan
+    with pytest.raises(ValueError, match="1 values that are not finite") as caught:
+        simple_trainer(checking.VerifyBatches(), checking.FiniteInputs(), data=data).train(0, 5)
+    assert caught.value.__notes__[0] == "(in hook FiniteInputs.verify_batch, at iteration 3)"
