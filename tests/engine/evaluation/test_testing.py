@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from small_runs import SMALL_IMAGES, config_trainer, kill_at, load
+from small_runs import SMALL_IMAGES, config_trainer, kill_at, mlp_config
 from starts import contents
 from torch import nn
 
@@ -65,16 +65,9 @@ def wrong_labels() -> ArrayDataset:
 
 @pytest.fixture
 def cfg(tmp_path):
-    cfg = get_cfg()
-    cfg.merge_from_list(
-        [
-            *("MODEL.NAME", "MLP", "MODEL.DEVICE", "cpu", "MODEL.LOSS.NAME", "CrossEntropyLoss"),
-            *("MODEL.ARGS", {"in_features": 8, "num_classes": 4, "hidden": [8], "dropout": 0.5}),
-            *("DATASETS.TRAIN", ["synthetic"], "DATASETS.TEST", ["synthetic"], "TEST.METRICS", ["Accuracy"]),
-            *("DATALOADER.BATCH_SIZE", 8, "SOLVER.MAX_ITER", 3, "LOG.WRITERS", []),
-            *("OUTPUT_DIR", str(tmp_path / "run"), "SEED", 1),
-        ]
-    )
+    cfg = mlp_config(tmp_path / "run")
+    cfg.merge_from_list(["MODEL.DEVICE", "cpu", "MODEL.ARGS.dropout", 0.5, "DATASETS.TEST", ["synthetic"]])
+    cfg.merge_from_list(["TEST.METRICS", ["Accuracy"], "DATALOADER.BATCH_SIZE", 8, "SOLVER.MAX_ITER", 3, "SEED", 1])
     return cfg
 
 
@@ -99,17 +92,6 @@ def test_an_error_of_the_evaluation_stops_the_run_before_its_first_step_and_chan
     with pytest.raises(ValueError, match="Accuracy needs scores"):
         trainer.train()
     assert trainer.iter == 3
-
-
-def test_it_is_made_once_before_each_training(cfg):
-    made = []
-    trainer = DefaultTrainer(cfg)
-    trainer.register_hooks([CallbackHook(before_sanity_check=lambda t: made.append(t.finished_iter + 1))])
-    trainer.train()
-    trainer.max_iter = 5
-    trainer.train()
-    trainer.train()  # nothing to train
-    assert made == [0, 3]
 
 
 class WholeSet(DatasetEvaluator):
@@ -156,13 +138,15 @@ class OwnTest(DefaultTrainer):
         return {}
 
 
-@pytest.mark.parametrize(("trainer", "sets"), [(OwnTest, ("synthetic",)), (DefaultTrainer, ())])
-def test_no_check_without_test_sets_or_with_an_own_test(cfg, trainer, sets):
-    cfg.DATASETS.TEST, made = sets, []
-    trainer = trainer(cfg)
-    trainer.register_hooks([CallbackHook(before_sanity_check=made.append)])
+@pytest.mark.parametrize(("trainer", "checks"), [(OwnTest, []), (DefaultTrainer, [0, 3])])
+def test_it_is_made_once_before_each_training_unless_the_trainer_has_its_own_test(cfg, trainer, checks):
+    made, trainer = [], trainer(cfg)
+    trainer.register_hooks([CallbackHook(before_sanity_check=lambda t: made.append(t.finished_iter + 1))])
     trainer.train()
-    assert not made
+    trainer.max_iter = 5
+    trainer.train()
+    trainer.train()  # nothing to train
+    assert made == checks
 
 
 # ---------------------------------------------------------------------------- several test sets
@@ -172,31 +156,20 @@ TWO_SETS = [
     {"NAME": "synthetic", "ARGS": {**SMALL_IMAGES, "seed": 1}, "AS": "val"},
     {"NAME": "synthetic", "ARGS": {**SMALL_IMAGES, "seed": 2}, "AS": "full"},
 ]
-OPTIONS = [
-    *("DATASETS.TEST", TWO_SETS, "TEST.EVAL_PERIOD", 5, "SOLVER.MAX_ITER", 20, "TEST.EVAL_ON_START", True),
-    *("CHECKPOINT.BEST.METRIC", "val/accuracy", "CHECKPOINT.LOAD_BEST_AT_END", True),
-    *("HOOKS", [{"NAME": "EarlyStopping", "ARGS": {"metric": "val/accuracy", "patience": 9}}]),
-]
-
-
-def iterations(trainer, name):
-    return [iteration for _, iteration in trainer.storage.history(name).values()]
 
 
 def test_evaluations_before_during_and_after_training_are_the_same_after_a_kill(tmp_path):
-    whole = config_trainer(tmp_path / "whole", *OPTIONS)
+    options = ["DATASETS.TEST", TWO_SETS, "TEST.EVAL_PERIOD", 5, "SOLVER.MAX_ITER", 12, "TEST.EVAL_ON_START", True]
+    whole = config_trainer(tmp_path / "whole", *options)
     whole.train()
-    assert iterations(whole, "val/accuracy") == iterations(whole, "full/accuracy") == [0, 4, 9, 14, 20]
-    assert whole._last_eval_results == whole.evaluate()  # of the best weights
-    assert whole.evaluate().keys() == {"val", "full"}
-    kill_at(config_trainer(tmp_path / "killed", *OPTIONS), 17)
-    resumed = config_trainer(tmp_path / "killed", *OPTIONS, resume=True)
+    kill_at(config_trainer(tmp_path / "killed", *options), 9)
+    resumed = config_trainer(tmp_path / "killed", *options, resume=True)
     resumed.train()
     for name in ("val/accuracy", "full/accuracy", "full/loss"):
-        assert resumed.storage.history(name).values() == whole.storage.history(name).values()
-    assert resumed._last_eval_results == whole._last_eval_results
-    states = [load(tmp_path / run)["trainer"]["hooks"]["EarlyStopping"] for run in ("whole", "killed")]
-    assert states[0] == states[1]
+        values = whole.storage.history(name).values()
+        assert resumed.storage.history(name).values() == values
+        assert [iteration for _, iteration in values] == [0, 4, 9, 12]
+    assert whole.evaluate().keys() == {"val", "full"}
 
 
 def test_evaluation_and_prediction_run_in_the_precision_of_the_weights(tmp_path):

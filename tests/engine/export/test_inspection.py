@@ -60,10 +60,9 @@ def test_the_hash_covers_names_dtypes_shapes_and_bits():
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.ones(2, 3).t(),
-        torch.ones(4, dtype=torch.bfloat16)[::2],
+        torch.arange(6.0).reshape(2, 3).t(),
+        torch.arange(4, dtype=torch.bfloat16)[::2],
         torch.zeros(0, 3),
-        torch.ones(1, 2, 4, 4).to(memory_format=torch.channels_last),
         torch.ones(2, dtype=torch.complex64, requires_grad=True),
     ],
 )
@@ -97,7 +96,4 @@ def test_a_plain_state_dict_has_only_weights(tmp_path):
     torch.save(net().state_dict(), tmp_path / "weights.pth")
     report = inspect_checkpoint(str(tmp_path / "weights.pth"))
     assert report["weights"]["count"] == 7
-    for name in ("iteration", "epoch", "averaged", "optimizer"):
-        assert report[name] is None
-    for name in ("hooks", "config"):
-        assert not report[name]
+    assert not any(report[name] for name in ("iteration", "epoch", "averaged", "optimizer", "hooks", "config"))
