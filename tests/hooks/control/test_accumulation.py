@@ -1,19 +1,10 @@
 import pytest
 import torch
-from torch import nn
+from small_runs import Net
 
 from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer
 from hookline.hooks import CallbackHook, GradientAccumulationScheduler
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(2, 1)
-
-    def forward(self, x):
-        return self.fc(x).square().mean()
 
 
 def counts(hook, steps=8, start=0):

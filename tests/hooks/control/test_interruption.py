@@ -43,12 +43,7 @@ def handlers_are_put_back():
 
 @pytest.mark.parametrize(
     ("numbers", "code"),
-    [
-        ([signal.SIGINT], 130),
-        ([signal.SIGTERM], 75),
-        ([signal.SIGTERM, signal.SIGTERM], 75),
-        ([signal.SIGUSR1, signal.SIGTERM, signal.SIGINT], 75),
-    ],
+    [([signal.SIGINT], 130), ([signal.SIGTERM, signal.SIGTERM], 75), ([signal.SIGUSR1, signal.SIGINT], 75)],
 )
 def test_the_first_signal_stops_the_run_after_the_current_step_and_it_can_be_trained_further(numbers, code):
     trainer = Counting({3: numbers})
@@ -78,15 +73,6 @@ def test_a_signal_in_the_last_step_or_later_has_no_effect():
     assert seen == [(False, True)]
 
 
-def test_a_signal_before_the_first_step_trains_nothing_and_saves_nothing(tmp_path):
-    trainer = Counting({}, CallbackHook(before_train=lambda trainer: os.kill(os.getpid(), signal.SIGTERM)))
-    checkpointer = Checkpointer(nn.Linear(1, 1), str(tmp_path), trainer=trainer)
-    trainer.register_hooks([PeriodicCheckpointer(checkpointer, 1)])
-    result = trainer.train(0, 3)
-    assert (result.iteration, result.exit_code, trainer.steps) == (0, 75, 0)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_removed_hook_and_a_failed_run_restore_the_signal_handlers():
     """The fixture checks them again."""
     before = signal.getsignal(signal.SIGTERM)
@@ -104,15 +90,9 @@ def test_a_removed_hook_and_a_failed_run_restore_the_signal_handlers():
 
 
 def test_a_custom_loop_can_use_stop_signals():
-    done = 0
     with StopSignals() as stop:
-        for iteration in range(10):
-            if iteration == 3:
-                os.kill(os.getpid(), signal.SIGTERM)
-            done += 1
-            if stop.reason:
-                break
-    assert done == 4
+        assert not stop.reason
+        os.kill(os.getpid(), signal.SIGTERM)
     assert (stop.reason, stop.exit_code) == ("interrupted by SIGTERM", 75)
 
 
@@ -157,9 +137,7 @@ def test_workers_exit_with_the_process(code, exit_code, tmp_path):
 class Clock:
     """A clock that only the test advances."""
 
-    def __init__(self, monkeypatch):
-        self.now = 1000.0
-        monkeypatch.setattr("hookline.hooks.control.interruption.time.monotonic", lambda: self.now)
+    now = 1000.0
 
     def takes(self, seconds):
         def spend(*_):
@@ -170,7 +148,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    return Clock(monkeypatch)
+    clock = Clock()
+    monkeypatch.setattr("hookline.hooks.control.interruption.time.monotonic", lambda: clock.now)
+    return clock
 
 
 def timed(clock, limit, *hooks):
@@ -191,7 +171,6 @@ def test_training_stops_while_a_step_and_the_margin_still_fit(clock, monkeypatch
     assert "10s" in result.reason
     if "since" not in arguments:
         assert trainer.train(iteration, 100).iteration == 2 * iteration
-        assert trainer.train(0, iteration - 1).reason == "completed"
 
 
 def test_time_is_left_for_an_evaluation_and_a_checkpoint(clock, tmp_path):

@@ -141,15 +141,14 @@ def train_by_metric(values, *hooks, metric="test/loss", folder=None, stop=12, re
     return rates.used, trainer
 
 
-@pytest.mark.parametrize("hooks", [[], [OTHERS]], ids=["alone", "beside evaluations without the metric"])
-def test_reduce_on_plateau_is_stepped_once_after_each_evaluation(hooks):
-    used, trainer = train_by_metric(LOSSES, *hooks)
+def test_reduce_on_plateau_is_stepped_once_after_each_evaluation_with_the_metric():
+    used, trainer = train_by_metric(LOSSES, OTHERS)
     assert used == [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125]
     assert [value for value, _ in trainer.storage.history("lr").values()] == used
     assert trainer.scheduler.last_epoch == len(LOSSES)
 
 
-@pytest.mark.parametrize("stop", [3, 4, 5])
+@pytest.mark.parametrize("stop", [3, 4])
 def test_a_resumed_plateau_continues(tmp_path, stop):
     """Other evaluations see the value from before the resume."""
     whole, _ = train_by_metric(LOSSES)
@@ -160,22 +159,12 @@ def test_a_resumed_plateau_continues(tmp_path, stop):
     assert trainer.scheduler.last_epoch == len(LOSSES)
 
 
-def test_a_missing_metric_is_logged_once_with_the_nearest_name(caplog):
-    train_by_metric(LOSSES, metric="test/los")
-    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "did you mean 'test/loss'" in warning
-
-
 def test_wrong_metrics_and_a_scheduler_that_is_stepped_twice_are_errors_before_training():
     with pytest.raises(ConfigError, match=r"SOLVER\.LR_SCHEDULER_METRIC"):
         train_by_metric(LOSSES, metric=None)
-    for make in (lambda optimizer: SCHEDULERS.StepLR(optimizer, 1), lambda optimizer: LinearParamScheduler(1.0, 0.0)):
+    for arguments, message in (([{"metric": "test/loss"}], "ReduceLROnPlateau"), ([{}, {}], "twice as fast")):
         trainer = make_trainer()
-        trainer.register_hooks([LRScheduler(scheduler=make(trainer.optimizer), metric="test/loss")])
-        with pytest.raises(ConfigError, match="only ReduceLROnPlateau"):
+        scheduler = SCHEDULERS.StepLR(trainer.optimizer, 1)
+        trainer.register_hooks([LRScheduler(scheduler=scheduler, **one) for one in arguments])
+        with pytest.raises(ConfigError, match=message):
             trainer.train(0, 1)
-    trainer = make_trainer()
-    scheduler = SCHEDULERS.StepLR(trainer.optimizer, 1)
-    trainer.register_hooks([LRScheduler(scheduler=scheduler), LRScheduler(scheduler=scheduler)])
-    with pytest.raises(ConfigError, match="twice as fast"):
-        trainer.train(0, 1)
