@@ -12,8 +12,7 @@ class Cycles(TrainerBase):
 
     def __init__(self):
         super().__init__()
-        self.left = []
-        self.alive = []
+        self.alive, self.left = [], weakref.WeakSet()
 
     def run_step(self):
         class Node:
@@ -21,8 +20,9 @@ class Cycles(TrainerBase):
 
         node = Node()
         node.itself = node
-        self.left.append(weakref.ref(node))
-        self.alive.append(sum(ref() is not None for ref in self.left))
+        self.left.add(node)
+        del node
+        self.alive.append(len(self.left))
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ from small_runs import train_net
 
 from hookline.hooks import HOOK_REGISTRY, HookBase, TorchProfiler
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
 
 def operators(path):
     return {event.get("name") for event in json.loads(path.read_text())["traceEvents"]}

@@ -23,18 +23,18 @@ class Loss(nn.Module):
 
 
 def train(folder, loader, steps, *hooks, period=10, **kwargs):
-    """Train, as often as ``steps`` has ends; return the rows. Without hooks there is ``Throughput`` alone."""
+    """Train, as often as there are ``steps``; return the rows. Without hooks there is ``Throughput`` alone."""
     model = Loss()
     trainer = SimpleTrainer(model, loader, torch.optim.SGD(model.parameters(), lr=0.1), **kwargs)
     writer = PeriodicWriter([JSONWriter(str(folder / "metrics.json"), period)], period)
     trainer.register_hooks([*hooks, writer] if hooks else [writer, Throughput()])  # in any order
-    for start, end in itertools.pairwise([0, *steps] if isinstance(steps, tuple) else [0, steps]):
+    for start, end in itertools.pairwise([0, *steps]):
         trainer.train(start, end)
     return rows_of(folder / "metrics.json")
 
 
-def loader(samples=40, batch_size=8):
-    return DataLoader(TensorDataset(torch.randn(samples, 4)), batch_size=batch_size)
+def loader(samples=40):
+    return DataLoader(TensorDataset(torch.randn(samples, 4)), batch_size=8)
 
 
 @pytest.fixture
@@ -55,15 +55,13 @@ DICTS = [{"x": torch.randn(3, 4)}, {"x": torch.randn(5, 4)}]  # without a batch 
 @pytest.mark.parametrize(
     ("data", "kwargs", "rates"),
     [
-        (loader(), {}, {"samples_per_s": 16.0}),
         (loader(samples=10), {}, {"samples_per_s": 10.0}),  # batches of 8 and 2
-        (DICTS, {}, {"samples_per_s": 8.0}),
         (DICTS, {"items_of": "x"}, {"items_per_s": 32.0, "samples_per_s": 8.0}),
         (DICTS, {"items_of": lambda batch: batch["x"].numel()}, {"items_per_s": 32.0, "samples_per_s": 8.0}),
     ],
 )
 def test_samples_and_items_per_second_of_wall_clock_time(tmp_path, tick, data, kwargs, rates):
-    found = train(tmp_path, data, 20, Throughput(**kwargs), tick)
+    found = train(tmp_path, data, [20], Throughput(**kwargs), tick)
     assert [row["iteration"] for row in found] == [9, 19]  # no row is added at the end
     assert [{name: row[name] for name in rates} for row in found] == [rates, rates]
 
@@ -73,13 +71,13 @@ def test_accumulated_batches_are_counted_once_and_those_of_all_ranks(tmp_path, t
         trainer.comm = type("Two", (type(trainer.comm),), {"get_data_size": staticmethod(lambda: 2)})
 
     data, kwargs = [{"x": torch.randn(8, 4)}], {"accumulation_steps": 2, "adapter": ModelAdapter()}
-    [row] = train(tmp_path, data, 10, CallbackHook(on_registered=two_ranks), Throughput(), tick, **kwargs)
+    [row] = train(tmp_path, data, [10], CallbackHook(on_registered=two_ranks), Throughput(), tick, **kwargs)
     assert row["samples_per_s"] == 32.0
 
 
 def test_the_epoch_is_a_fraction_and_a_second_training_continues_it(tmp_path):
     data = loader(samples=32)  # 4 batches
-    found = train(tmp_path, data, (4, 10), period=3)
+    found = train(tmp_path, data, [4, 10], period=3)
     assert [(row["iteration"], row["epoch"]) for row in found] == [(2, 0.75), (3, 1.0), (5, 1.5), (8, 2.25), (9, 2.5)]
 
 
