@@ -326,13 +326,6 @@ def test_a_second_train_discards_gradients_of_a_failed_step(make):
 # ---------------------------------------------------------------------------- resuming
 
 
-def test_a_resume_without_a_checkpoint_starts_from_the_beginning(make):
-    trainer = make("SOLVER.MAX_ITER", 1, resume=True)
-    assert trainer.start_iter == 0
-    trainer.train()
-    assert "No checkpoint to resume" in Path(trainer.cfg.OUTPUT_DIR, "log.txt").read_text()
-
-
 def test_hooks_learn_of_the_checkpoint_that_is_resumed_the_newest_intact_one(make, tmp_path):
     make().train()
     (tmp_path / "run" / "model_final.pth").write_bytes(b"torn")

@@ -127,7 +127,6 @@ def test_a_frozen_config_is_complete(start):
     ("words", "names"),
     [
         (["--eval-only", "--predict"], "--eval-only and --predict"),
-        (["--num-gpus", "0"], "--num-gpus 0"),
         (["MINE.CLASES", 5], "did you mean 'MINE.CLASSES'?"),
         (["--eval-only", "MODEL.WEIGHTS", "x", "SOLVER.OPTIMIZER.NAME", "Foo"], "SOLVER.OPTIMIZER.NAME: "),
         (["--predict", "MODEL.WEIGHTS", "x", "SOLVER.OPTIMIZER.NAME", "Foo"], "SOLVER.OPTIMIZER.NAME: "),

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from small_runs import Killed, load, mlp_config
+from small_runs import mlp_config
 
 from hookline.config import ConfigError
 from hookline.engine import DefaultTrainer, seed_all_rng
@@ -46,20 +46,6 @@ def stop_at(trainer, iteration, exit_code=75):
     return trainer.train()
 
 
-def killed_in_its_final_save(trainer):
-    save = trainer.checkpointer.save
-
-    def kill(name, **kwargs):
-        if name == "model_final":
-            raise Killed
-        save(name, **kwargs)
-
-    trainer.checkpointer.save = kill
-    with pytest.raises(Killed):
-        trainer.train()
-    trainer.checkpointer.save = save
-
-
 def rows(folder):
     """The rows of metrics.json without times."""
     times = ("time", "data_time", "eta_seconds")
@@ -73,15 +59,6 @@ def iterations(folder):
 
 def content(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != "log.txt"}
-
-
-def comparable(folder):
-    """Weights, random states, hooks and metrics of a run that is over."""
-    state = load(folder)
-    run = {key: value for key, value in state["trainer"].items() if key not in ("storage", "run")}
-    for key in [key for key in run["hooks"] if key.startswith(("PeriodicWriter", "IterationTimer"))]:
-        del run["hooks"][key]
-    return {name: weight.tolist() for name, weight in state["model"].items()}, str(run), rows(folder)
 
 
 # ---------------------------------------------------------------------------- the table of docs/checkpoints.md
@@ -292,25 +269,3 @@ def test_a_run_stopped_by_its_loss_or_shortened_by_a_hook_continues_only_if_long
         assert first.train().iteration == 6
         assert make(*options, 20, "SOLVER.BASE_LR", 0.002, resume=True).train().iteration == 6
         assert make(*options, 24, "SOLVER.BASE_LR", 0.002, resume=True).train().iteration == 24
-
-
-@pytest.mark.parametrize("stops", [False, True])
-def test_a_run_killed_in_its_final_save_and_extended_equals_the_untouched_run(make, tmp_path, stops):
-    """The evaluation after the last step draws random numbers: they must be drawn once."""
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    options = [
-        *STOPPED,
-        *(stopping() if stops else ("SOLVER.MAX_ITER", 12)),
-        *("SOLVER.LR_SCHEDULER_NAME", "WarmupConstantLR"),
-    ]
-    result = make(*options, "OUTPUT_DIR", str(whole)).train()
-    killed_in_its_final_save(make(*options, "OUTPUT_DIR", str(killed)))
-    assert (killed / "last_checkpoint").read_text() == "model_0000011.pth"
-    resumed = make(*options, "OUTPUT_DIR", str(killed), resume=True)
-    seed_all_rng(5)
-    assert (resumed.train().reason, resumed.finished_iter) == (result.reason, 11)
-    assert comparable(killed) == comparable(whole)
-    for folder in (whole, killed):
-        longer = make(*options, "SOLVER.MAX_ITER", 44 if stops else 16, "OUTPUT_DIR", str(folder), resume=True)
-        assert longer.train().iteration == 16
-    assert comparable(killed) == comparable(whole)

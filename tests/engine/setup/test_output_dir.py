@@ -32,22 +32,6 @@ def seed_of(folder):
 # ---------------------------------------------------------------------------- files of the user
 
 
-def test_resuming_or_moving_a_run_does_not_touch_files_of_the_user(quick, folder):
-    names = ["inference.py", "pretrained.pth", "thesis.old.3", "events.out.tfevents.1.mine", "log.txt.1"]
-    for name in (*names, "inference/other/predictions.jsonl", "photos.old.2019/a.jpg"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(f"mine: {name}")
-    mine = contents(folder)
-    train(quick())
-    train(quick("SOLVER.MAX_ITER", 4), resume=True)
-    own = contents(folder).keys() - mine.keys() - {".hookline/lock"}
-    train(quick())
-    after = contents(folder)
-    assert {name: after.get(name) for name in mine} == mine
-    assert {name.removeprefix("previous_001/") for name in after if name.startswith("previous_001/")} == own
-    assert any(name.startswith("events.out.tfevents") for name in own)
-
-
 @pytest.mark.parametrize("name", ["log.txt", ".hookline/files", ".hookline/lock"])
 def test_a_fifo_in_place_of_a_file_of_the_run_is_an_error(quick, folder, name):
     (folder / ".hookline").mkdir(parents=True)

@@ -1,6 +1,5 @@
 """What a start shows and writes, with default_setup() and without, and what it leaves to a trainer of one's own."""
 
-import argparse
 import os
 
 import pytest
@@ -34,12 +33,6 @@ def test_the_precision_of_float32_is_set(make):
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-@pytest.mark.parametrize("args", [argparse.Namespace(), None])
-def test_setup_without_arguments(make, tmp_path, args):
-    set_up(make(), args)
-    assert (tmp_path / "run" / "config.yaml").exists()
 
 
 class Failing(DefaultTrainer):
