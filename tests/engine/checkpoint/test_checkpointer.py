@@ -170,15 +170,3 @@ def test_every_load_verifies_and_a_damaged_file_does_not_change_the_model(folder
     with pytest.raises(ConfigError, match=r"model\.pth"):
         Checkpointer(other).load(str(folder / "model.pth"), checkpointables)
     assert equal(other, net(1))
-
-
-def test_a_file_written_without_checksums_is_loaded(tmp_path):
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        torch.save(net().state_dict(), tmp_path / "model.pth")
-    finally:
-        torch.serialization.set_crc32_options(before)
-    model = net(1)
-    Checkpointer(model).load(str(tmp_path / "model.pth"))
-    assert equal(model, net())

@@ -1,10 +1,10 @@
 """Files of checkpoints: verified when they are read, written whole or not at all, also while training continues."""
 
+import argparse
 import errno
 import logging
 import os
 import pickle
-import resource
 import shutil
 import struct
 import sys
@@ -12,6 +12,7 @@ import threading
 import zipfile
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from iopath.common.file_io import PathHandler
@@ -21,7 +22,7 @@ from torch import nn
 
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer, CheckpointError, files
-from hookline.engine.checkpoint.files import Saver, verify_checkpoint, write_checkpoint
+from hookline.engine.checkpoint.files import Saver, load_torch_file, verify_checkpoint, write_checkpoint
 from hookline.hooks import BestCheckpointer
 
 both_ways = pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
@@ -102,6 +103,98 @@ def test_overlapping_records_are_refused_before_they_are_read(path):
         verify_checkpoint(str(path))
 
 
+# ---------------------------------------------------------------------------- reading, without running code
+
+ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
+ARRAYS = {
+    "c": ARRAY,
+    "fortran": np.asfortranarray(ARRAY),
+    "view": ARRAY.T,
+    "scalar": np.array(3),
+    "big endian": ARRAY.astype(">f4"),
+    "complex": ARRAY.astype(np.complex64),
+}
+
+
+def loaded(tmp_path, content, mmap=False, **options):
+    torch.save(content, tmp_path / "file.pth", **options)
+    return load_torch_file(str(tmp_path / "file.pth"), mmap=mmap)
+
+
+@pytest.mark.parametrize("options", [{}, {"mmap": True}, {"mmap": True, "_use_new_zipfile_serialization": False}])
+def test_numpy_arrays_are_read_as_tensors_and_numbers_as_pythons(tmp_path, options):
+    got = loaded(tmp_path, {"arrays": ARRAYS, "list": [(np.int64(3), ARRAY)], "lr": np.float64(2.5)}, **options)
+    assert (got["lr"], got["list"][0][0]) == (2.5, 3)
+    assert (type(got["lr"]), type(got["list"][0][0])) == (float, int)
+    for name, array in ARRAYS.items():
+        native = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("=")).reshape(array.shape)
+        assert got["arrays"][name].dtype == torch.from_numpy(native).dtype
+        assert torch.equal(got["arrays"][name], torch.from_numpy(native)), name
+
+
+class Attack:
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+class Longer:
+    """An array that claims more numbers than it has."""
+
+    def __reduce__(self):
+        make, args, (version, _, dtype, order, data) = ARRAY.__reduce__()
+        return make, args, (version, (1000, 1000), dtype, order, data)
+
+
+def refused(path):
+    with pytest.raises(ConfigError) as info:
+        load_torch_file(str(path))
+    assert str(path) in str(info.value)
+    return str(info.value)
+
+
+@pytest.mark.parametrize("way", ["torch", "pickle", "torch's old format", "in an array"])
+def test_objects_that_would_run_code_are_refused_and_not_run(tmp_path, way):
+    path, attack = tmp_path / "evil.pth", Attack(str(tmp_path / "attacked"))
+    if way == "pickle":
+        path.write_bytes(pickle.dumps(attack))
+    else:
+        content = np.array([attack], dtype=object) if way == "in an array" else attack
+        torch.save({"model": {}, "x": content}, path, _use_new_zipfile_serialization=way != "torch's old format")
+    refused(path)
+    assert os.listdir(tmp_path) == ["evil.pth"]
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        ({"args": argparse.Namespace(lr=1)}, "argparse.Namespace"),
+        (nn.Linear(2, 2), "torch.nn.modules.linear.Linear"),
+        (np.array([{}, None], dtype=object), "does not hold numbers"),
+        (np.array(["text"]), "does not hold numbers"),
+        (Longer(), "length"),
+    ],
+)
+def test_what_is_not_data_is_named(tmp_path, content, names):
+    torch.save({"model": {}, "x": content}, tmp_path / "file.pth")
+    assert names in refused(tmp_path / "file.pth")
+
+
+def test_files_of_other_kinds_are_refused_with_the_reason(tmp_path):
+    path = tmp_path / "file.pth"
+    path.write_bytes(pickle.dumps({"model": {"a": ARRAY}, "__author__": "someone"}))
+    assert "is a pickle" in refused(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("constants.pkl", "data.pkl", "code/model.py", "version"):
+            archive.writestr(f"program/{name}", pickle.dumps(()) if name.endswith("pkl") else "3")
+    assert "TorchScript" in refused(path)
+    path.unlink()
+    os.mkfifo(path)
+    assert "is not a file" in refused(path)
+
+
 # ---------------------------------------------------------------------------- writes that fail
 
 
@@ -162,24 +255,6 @@ def test_a_write_is_retried_once_after_a_disk_error_and_then_stops_the_run_or_is
     assert bug.calls == 1
 
 
-# ---------------------------------------------------------------------------- copies for asynchronous writes
-
-
-@pytest.mark.parametrize("width", [2, 500])
-def test_a_copy_does_not_change_with_the_state(width):
-    saver, weight, sparse = Saver(asynchronous=True), torch.randn(width, 7), torch.eye(3).to_sparse()
-    data = {"weight": weight, "tied": weight.detach(), "part": weight[1:, ::2], "sparse": sparse}
-    saver.keep({"weight": torch.ones(50, 7)})  # a copy of another size
-    expected = weight.clone()
-    copy = saver.keep(data)
-    weight.zero_()
-    sparse.zero_()
-    assert copy["weight"] is copy["tied"]
-    assert torch.equal(copy["weight"], expected)
-    assert torch.equal(copy["part"], expected[1:, ::2])
-    assert torch.equal(copy["sparse"].to_dense(), torch.eye(3))
-
-
 # ---------------------------------------------------------------------------- saves of a run
 
 
@@ -228,25 +303,6 @@ def folder(tmp_path):
 
 def unchanged(folder):
     return names(folder) == ["last_checkpoint", "model_1.pth"] and resumed(folder) == (1, 1.0)
-
-
-@pytest.fixture
-def small_files():
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@both_ways
-def test_an_error_in_the_middle_of_a_file_keeps_the_earlier_files(folder, small_files, asynchronous):
-    checkpointer, reported = Checkpointer(net(), str(folder), asynchronous=asynchronous), []
-    for name in ("model_1", "model_2"):
-        outdated = [str(folder / "model_1.pth")]
-        with pytest.raises(CheckpointError, match=rf"cannot save .*{name}\.pth: File too large"):
-            save_and_wait(checkpointer, name, more=torch.ones(100_000), outdated=outdated, then=reported.append)
-        assert reported.pop().errno == errno.EFBIG
-    assert unchanged(folder)
 
 
 @both_ways

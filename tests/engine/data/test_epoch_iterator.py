@@ -2,7 +2,7 @@ from itertools import islice
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from hookline.engine.data import ArrayDataset, EpochIterator, EpochSampler, GlobalBatchSampler, TrainingSampler
 from hookline.engine.data.loader import LimitedLoader
@@ -142,37 +142,15 @@ def test_a_loader_without_a_position_restarts_its_epoch():
 # ---------------------------------------------------------------------------- torchdata's loaders
 
 
-class Stream(IterableDataset):
-    """Has a position; restarts after its end."""
-
-    next = 0
-
-    def __iter__(self):
-        while self.next < 10:
-            self.next += 1
-            yield torch.tensor([float(self.next)])
-        self.next = 0
-
-    def state_dict(self):
-        return {"next": self.next}
-
-    def load_state_dict(self, state):
-        self.next = state["next"]
-
-
 def shuffled(stateful, workers):
     return stateful(TensorDataset(torch.arange(10)), 3, shuffle=True, num_workers=workers)
-
-
-def stream(stateful, workers):
-    return stateful(Stream(), 3, num_workers=workers)
 
 
 @pytest.mark.parametrize(
     ("make", "workers", "killed_after", "skip"),
     [
         *((shuffled, 2, 5, False), (shuffled, 0, 4, False), (shuffled, 0, 2, True)),
-        *((stream, 0, 5, False), ((lambda stateful, workers: loader()), 0, 2, True)),
+        ((lambda stateful, workers: loader()), 0, 2, True),
     ],
 )
 def test_stateful_loaders_continue_after_the_last_used_batch_and_skipped_epochs_stay_skipped(

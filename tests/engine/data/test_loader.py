@@ -1,24 +1,28 @@
-"""Loaders: errors that name the sample, and workers that leave signals to the training process."""
+"""Loaders: errors that name the sample, signals of workers, and batches."""
 
-import gc
-import os
 import signal
+from collections import OrderedDict, defaultdict, namedtuple
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset
 
 from hookline.config import get_cfg
 from hookline.engine.data import (
+    COLLATE_REGISTRY,
     DATASET_REGISTRY,
+    ArrayDataset,
     EpochIterator,
     ShardedIterable,
-    build_batch_data_loader,
     build_test_loader,
     build_train_loader,
+    move_to_device,
+    pad_collate,
 )
-from hookline.engine.data.loader import WorkerLoader, whole_pass
+from hookline.engine.data.build import check_data
+from hookline.engine.data.loader import WorkerLoader, batch_size_of, split_batch, whole_pass
 
 
 @DATASET_REGISTRY.register()
@@ -82,18 +86,11 @@ def test_the_error_names_the_sample(entry, note, workers, test):
     assert note in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
 
 
-class Numbers(torch.utils.data.Dataset):
-    """Not known to be deterministic, so read by a SeededLoader."""
+class Noting(Dataset):
+    begun = False
 
     def __len__(self):
         return 8
-
-    def __getitem__(self, index):
-        return torch.tensor([index])
-
-
-class Noting(Numbers):
-    begun = False
 
     def __getitem__(self, index):
         return [self.begun, *map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))]
@@ -106,47 +103,127 @@ def test_a_workers_signals_are_unblocked_and_its_own_init_function_is_called():
     assert list(WorkerLoader(Noting(), batch_size=None, num_workers=1, worker_init_fn=begin)) == [[True]] * 8
 
 
-def collate(samples):
-    return torch.cat([sample[0] if isinstance(sample, tuple) else sample for sample in samples])
+# ---------------------------------------------------------------------------- batches: collated, split and moved
+
+Batch = namedtuple("Batch", "x y")
+
+
+def x(size):
+    return torch.arange(float(size)).reshape(size, 1)
 
 
 @pytest.mark.parametrize(
-    ("dataset", "number"),
-    [(TensorDataset(torch.arange(8)[:, None]), signal.SIGINT), (Numbers(), signal.SIGTERM)],
-    ids=["batches", "samples"],
+    ("batch", "size"),
+    [
+        ({"a": {"b": x(4)}, "name": "n", "scale": torch.tensor(2.0)}, 4),
+        (Batch(x(4), torch.zeros(4)), 4),
+        ([{"image": torch.zeros(3, 5)}, {"image": torch.zeros(3, 6)}], 2),
+        (["a", "b", "c"], 3),
+        ([{"x": x(4)}, torch.zeros(4)], 4),
+    ],
 )
-def test_a_signal_before_a_worker_has_started_does_not_end_it(dataset, number, monkeypatch):
-    """Sends a signal between torch's SIGTERM handler and worker_init_fn."""
-    seed = torch.manual_seed
-
-    def seed_in_time(value):
-        if get_worker_info() is None and os.getpid() != parent:
-            os.kill(os.getpid(), number)
-        return seed(value)
-
-    parent = os.getpid()
-    monkeypatch.setattr(torch, "manual_seed", seed_in_time)
-    loader = build_batch_data_loader(dataset, range(8), 2, num_workers=2, collate_fn=collate, seed=0)
-    assert sorted(torch.cat(list(loader)).tolist()) == list(range(8))
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
+def test_the_size_of_a_batch_is_its_number_of_samples(batch, size):
+    assert batch_size_of(batch) == size
+    for wrong in (torch.tensor(1.0), {"a": "b"}, ()):
+        with pytest.raises(TypeError, match=type(wrong).__name__):
+            list(split_batch(wrong, 2))
 
 
-def test_after_an_error_the_workers_end_at_once_when_the_loader_is_freed(monkeypatch):
-    # How long torch waits for them: longer than a test may take.
-    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 1000.0)
-    data = OneIsBroken(at=0)
-    loader = build_batch_data_loader(data, range(8), 2, num_workers=2, persistent_workers=False)
+@pytest.mark.parametrize(("size", "parts"), [(7, 3), (3, 1), (2, 2), (2, 4)])
+def test_parts_and_shares_add_up_to_the_batch(size, parts):
+    batch = [{"x": x(size)}, torch.arange(size)]  # as torch's collate makes it
+    pieces = list(split_batch(batch, parts))
+    assert len(pieces) == min(parts, size)
+    assert torch.equal(torch.cat([piece["x"] for (piece, _), _ in pieces]), x(size))
+    assert torch.cat([piece for (_, piece), _ in pieces]).tolist() == list(range(size))
+    lengths = [len(piece) for (_, piece), _ in pieces]
+    assert [share for _, share in pieces] == [length / size for length in lengths]
+    assert max(lengths) - min(lengths) <= 1
+    exact = list(split_batch(batch, parts, exact=True))  # repeats the last part with a share of zero
+    assert [share for _, share in exact] == [share for _, share in pieces] + [0] * (parts - len(pieces))
 
-    def run():
-        batches = iter(loader)
-        workers = list(batches._workers)
-        try:
-            next(batches)
-        except KeyError as error:
-            cycle = [error]  # keeps this frame, and with it the iterator
-            cycle.append(cycle)
-        return workers
 
-    workers = run()
-    gc.collect()
-    assert not any(worker.is_alive() for worker in workers)
+def test_the_structure_is_kept_and_entries_without_a_batch_dimension_go_to_every_part():
+    batch = {"pair": Batch(x(4), [torch.zeros(4, 2)]), "names": list("abcd"), "table": torch.zeros(10, 2), "text": "ab"}
+    first, second = (piece for piece, _ in split_batch(batch, 2))
+    assert first["pair"].x.tolist() == [[0], [1]]
+    assert second["pair"].y[0].shape == (2, 2)
+    assert (first["names"], second["names"]) == (["a", "b"], ["c", "d"])
+    assert first["table"].shape == second["table"].shape == (10, 2)
+    assert first["text"] == second["text"] == "ab"
+    samples = [{"image": torch.zeros(3, i)} for i in range(1, 6)]  # a list of samples
+    assert [(len(piece), share) for piece, share in split_batch(samples, 2)] == [(2, 0.4), (3, 0.6)]
+
+
+class Movable:
+    device = None
+
+    def to(self, device):
+        self.device = torch.device(device)
+        return self
+
+
+def test_every_tensor_moves_and_the_structure_stays():
+    t = torch.zeros(2)
+    batch = {
+        "tuple": (t, "name"),
+        "pair": Batch(t, [t, 3]),
+        "ordered": OrderedDict(b=t, a=None),
+        "default": defaultdict(list, k=t),
+        "own": Movable(),
+    }
+    moved = move_to_device(batch, "meta")
+    assert moved["tuple"][0].is_meta
+    assert moved["tuple"][1] == "name"
+    assert isinstance(moved["pair"], Batch)
+    assert moved["pair"].y[0].is_meta
+    assert list(moved["ordered"]) == ["b", "a"]
+    assert moved["default"].default_factory is list
+    assert moved["own"].device.type == "meta"
+    assert not batch["default"]["k"].is_meta
+
+
+@DATASET_REGISTRY.register()
+def rows() -> ArrayDataset:
+    return ArrayDataset(torch.arange(6.0).reshape(3, 2), torch.arange(3))
+
+
+@COLLATE_REGISTRY.register()
+def scaled(samples, factor=1):
+    return factor * torch.stack([x for x, _ in samples])
+
+
+@COLLATE_REGISTRY.register()
+class Scaled:
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def __call__(self, samples):
+        return scaled(samples, self.factor)
+
+
+def test_rows_pairs_and_single_tensors_are_padded():
+    rows = [
+        {"input_ids": [], "labels": [0.5], "mask": [True], "size": 1, "noise": np.ones(1)},
+        {"input_ids": [3, 4], "labels": [1, 0], "mask": [True, False], "size": 2, "noise": np.ones(2)},
+    ]
+    batch = pad_collate(rows, padding={"labels": -100})
+    assert batch["input_ids"].tolist() == [[0, 0], [3, 4]]
+    assert (batch["input_ids"].dtype, batch["mask"].dtype) == (torch.int64, torch.bool)
+    assert batch["labels"].tolist() == [[0.5, -100], [1, 0]]
+    assert batch["noise"].tolist() == [[1, 0], [1, 1]]
+    assert batch["size"].tolist() == [1, 2]
+    x, y = pad_collate([(torch.ones(1, 2), 3), (torch.ones(2, 2), 4)], padding=9)
+    assert x.tolist() == [[[1, 1], [9, 9]], [[1, 1], [1, 1]]]
+    assert y.tolist() == [3, 4]
+    assert pad_collate([torch.ones(1), torch.ones(2)]).tolist() == [[1, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("name", ["scaled", "Scaled"])
+def test_a_collate_function_gets_samples_also_of_data_that_returns_batches(name):
+    cfg = get_cfg()
+    cfg.merge_from_list(["MODEL.DEVICE", "cpu", "DATASETS.TRAIN", ["rows"], "DATALOADER.BATCH_SIZE", 3])
+    cfg.merge_from_list(["DATALOADER.COLLATE_FN.NAME", name, "DATALOADER.COLLATE_FN.ARGS", {"factor": 2}])
+    check_data(cfg)
+    assert next(iter(build_test_loader(cfg, "rows"))).tolist() == [[0, 2], [4, 6], [8, 10]]
+    assert next(iter(build_train_loader(cfg))).shape == (3, 2)
