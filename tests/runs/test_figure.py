@@ -28,9 +28,9 @@ def test_wrong_names_leave_the_files_of_the_folder_alone(tmp_path):
     (tmp_path / "one/curves.png").write_text("mine")
     runs = read_runs([path])
     for arguments, names in (
-        ({"metrics": ["los"]}, "no metric matches 'los'"),
-        ({"out": str(tmp_path / "x.txt")}, r"x.txt cannot be written \(name a .png"),
-        ({"out": str(tmp_path / "nowhere/x.png")}, "nowhere/x.png cannot be written"),
+        ({"metrics": ["los"]}, "'los'"),
+        ({"out": str(tmp_path / "x.txt")}, "x.txt"),
+        ({"out": str(tmp_path / "nowhere/x.png")}, "nowhere/x.png"),
     ):
         with pytest.raises(ConfigError, match=names):
             write_curves(runs, **arguments)
