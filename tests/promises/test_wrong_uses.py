@@ -5,15 +5,15 @@ This table is the only place that asserts the texts of messages.
 
 import contextlib
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import wrong_parts
+from forker import forker
 from loggers import unchanged_logging
+from ranks import HOOKLINE
 from run_folders import make_run
 from run_tools import run_command, run_tool
 from torch import nn
@@ -40,7 +40,6 @@ KEYS = [
     ("SOLVER: {LR: 1}", "did you mean 'SOLVER.BASE_LR'?"),
     ("TRAINER: {MAX_EPOCHS: 3}", "unknown key 'TRAINER.MAX_EPOCHS'"),
     ("EVAL_PERIOD: 1ep", "did you mean 'TEST.EVAL_PERIOD'?"),
-    ("SOLVER: {EVAL_PERIOD: 1ep}", "did you mean 'TEST.EVAL_PERIOD'?"),
     ("SOLVER.BASE_LR: 1", "write it nested"),
     ("SOLVER: {IMS_PER_BATCH: 16}", "SOLVER.IMS_PER_BATCH was renamed to DATALOADER.BATCH_SIZE"),
     ("VERSION: 2", "VERSION: this hookline reads version 1, not 2 (detectron2's number: leave it out)"),
@@ -57,19 +56,14 @@ KEYS = [
     (f"SEED: {10**30}", "SEED: must be at most "),
     ("SOLVER: {BASE_LR: nan}", "SOLVER.BASE_LR: expected float, got 'nan'"),
     ("SOLVER: {BASE_LR: .inf}", "SOLVER.BASE_LR: must be a finite number, not inf"),
-    ("DATALOADER: {NUM_WORKERS: 1000}", "DATALOADER.NUM_WORKERS: must be at most "),
     ("LOG: {GATHER_METRIC_PERIOD: 0}", "LOG.GATHER_METRIC_PERIOD: must be at least 1"),
-    ("PARALLEL: {TIMEOUT: 30}", "PARALLEL.TIMEOUT: 30 is not a time; write '45s', '30min' or '2h'"),
 ]
 MODEL = [
     ("MODEL: {NAME: MPL}", "MODEL.NAME: unknown model 'MPL'; did you mean 'MLP'? Known: "),
     ("MODEL: {NAME: 'wrong_parts:Liner'}", "there is no 'Liner' in 'wrong_parts'; did you mean 'Linear'?"),
     ("MODEL: {NAME: 'wrong_prats:Linear'}", "there is no module 'wrong_prats'"),
     ("MODEL: {NAME: 'beside:Net'}\nOUTPUT_DIR: x", "start in "),
-    (
-        "MODEL: {NAME: 'wrong_import:Net'}",
-        "importing 'wrong_import' fails: ModuleNotFoundError: No module named 'no_su",
-    ),
+    ("MODEL: {NAME: 'wrong_import:Net'}", "importing 'wrong_import' fails: ModuleNotFoundError: No module named"),
     ("MODEL: {NAME: 'os:system'}", "'os:system' is in Python's standard library, which has no components"),
     ("MODEL: {NAME: 'wrong_parts:NotAModel'}", "MODEL.NAME: 'wrong_parts:NotAModel' cannot be the model: it is not a"),
     ("MODEL: {NAME: 'wrong_parts:a_string'}", "MODEL.NAME: 'wrong_parts:a_string' cannot be the model: it returned an"),
@@ -83,17 +77,14 @@ MODEL = [
     ("MODEL: {NAME: 'wrong_parts:Multi'}", "Select one with MODEL.OUTPUT_MAPPING, such as {scores: input}"),
     (
         "MODEL: {NAME: 'wrong_parts:Multi', LOSS: {NAME: 'wrong_parts:loss_of_dict'}}",
-        "the metric synthetic/accuracy takes one tensor, the model returned: scores, features. Select one with MODEL.O",
+        "the metric synthetic/accuracy takes one tensor, the model returned: scores, features. Select one with MODEL.",
     ),
     ("MODEL: {OUTPUT_MAPPING: {logits: input}}", "MODEL.OUTPUT_MAPPING needs outputs with names; the model returned a"),
     ("MODEL: {INPUT_MAPPING: {pixels: x}}", "MODEL.INPUT_MAPPING: MLP takes no 'x'. It takes: input"),
     ("MODEL: {NAME: 'wrong_parts:ReturnsNothing'}", "the model returned None: its forward() has no return statement"),
     ("MODEL: {LOSS: {NAME: CrossEntropy}}", "MODEL.LOSS.NAME: unknown loss 'CrossEntropy'; did you mean 'CrossEntrop"),
     ("MODEL: {LOSS: {ARGS: {smoothing: 0.1}}}", "takes no argument 'smoothing'; did you mean 'label_smoothing'?"),
-    (
-        "MODEL: {LOSS: CrossEntropyLoss}",
-        "MODEL.LOSS: expected a mapping of keys, got 'CrossEntropyLoss' (str); set MODE",
-    ),
+    ("MODEL: {LOSS: CrossEntropyLoss}", "MODEL.LOSS: expected a mapping of keys, got 'CrossEntropyLoss' (str); set"),
     ("MODEL: {ACTIVATION_CHECKPOINTING: ['blocks.*']}", "MLP has no submodule and no class that matches 'blocks.*'"),
     ("MODEL: {DEVICE: gpu}", 'unknown device \'gpu\'; use "auto", "cpu", "cuda", "cuda:N" or "mps"'),
 ]
@@ -102,27 +93,15 @@ DATA = [
     ("DATASETS: {TRAIN: synthetic}", "expected a list of components, got 'synthetic'; write [synthetic]"),
     ("DATASETS: {TRAIN: []}", "DATASETS.TRAIN: is not set; give a --config-file that sets it"),
     ("DATASETS: {TRAIN: [{NAME: synthetic, ARGS: {sise: 3}}]}", "takes no argument 'sise'; did you mean 'size'?"),
-    (
-        "DATASETS: {TRAIN: ['wrong_parts:MissingFile']}",
-        "No such file or directory: 'no/such/file.csv' (wrong_parts.py:",
-    ),
+    ("DATASETS: {TRAIN: ['wrong_parts:MissingFile']}", "No such file or directory: 'no/such/file.csv' (wrong_"),
     ("DATASETS: {TRAIN: ['wrong_parts:Raises']}", "DATASETS.TRAIN[0] (wrong_parts:Raises): KeyError: \"no column 'lab"),
     ("DATASETS: {TRAIN: ['wrong_parts:NoLength']}", "NoLength has __getitem__() but no __len__(); it needs both"),
-    (
-        "DATASETS: {TRAIN: [{NAME: 'wrong_parts:rows', ARGS: {size: 0}}]}",
-        "DATASETS.TRAIN[0]: the data set wrong_parts:",
-    ),
-    (
-        "DATASETS: {TEST: [{NAME: 'wrong_parts:rows', ARGS: {size: 0}}]}",
-        "DATASETS.TEST[0]: the data set wrong_parts:ro",
-    ),
+    ("DATASETS: {TRAIN: [{NAME: 'wrong_parts:rows', ARGS: {size: 0}}]}", "DATASETS.TRAIN[0]: the data set wrong"),
+    ("DATASETS: {TEST: [{NAME: 'wrong_parts:rows', ARGS: {size: 0}}]}", "DATASETS.TEST[0]: the data set wrong"),
     ("DATASETS: {TEST: [synthetic, synthetic]}", 'give one of them another name, {NAME: "synthetic", AS: "other"}'),
     ("DATALOADER: {SAMPLER_TRAIN: EpochSampelr}", "did you mean 'EpochSampler'?"),
     ("DATALOADER: {COLLATE_FN: {NAME: padcollate}}", "did you mean 'pad_collate'?"),
-    (
-        "DATALOADER: {BATCH_SIZE: 100, DROP_LAST: True}",
-        "no batch is left. Use smaller batches, or set DROP_LAST to False",
-    ),
+    ("DATALOADER: {BATCH_SIZE: 100, DROP_LAST: True}", "no batch is left. Use smaller batches, or set DROP_LAST"),
 ]
 SOLVER = [
     ("SOLVER: {OPTIMIZER: {NAME: AdamWW}}", "unknown optimizer 'AdamWW'; did you mean 'AdamW'?"),
@@ -130,10 +109,7 @@ SOLVER = [
     ("SOLVER: {OPTIMIZER: {NAME: AdamW, ARGS: {betas: [2.0, 3.0]}}}", "Invalid beta parameter at index 0: 2.0"),
     ("SOLVER: {OPTIMIZER: {NAME: AdamW, ARGS: {lr: 0.9}}}", "set the learning rate with SOLVER.BASE_LR"),
     ("SOLVER: {LR_SCHEDULER_NAME: WarmupCosine}", "did you mean 'WarmupCosineLR'?"),
-    (
-        "SOLVER: {LR_SCHEDULER_NAME: 'torch.optim.lr_scheduler:ReduceLROnPlateau'}",
-        "needs the name of a metric, such as",
-    ),
+    ("SOLVER: {LR_SCHEDULER_NAME: 'torch.optim.lr_scheduler:ReduceLROnPlateau'}", "needs the name of a metric"),
     ("SOLVER: {STEPS: 30}", "30 is not a list; write lengths as (3000, 4000) or ('10ep', '15ep')"),
     ("SOLVER: {PARAM_GROUPS: [{PARAMS: backbone, LR_FACTOR: 0.1}]}", "no class that matches 'backbone'. Submodules:"),
     ("SOLVER: {PARAM_GROUPS: [{PARAM: '0', LR_FACTOR: 0.1}]}", "a rule takes no argument 'PARAM'; did you mean 'PAR"),
@@ -146,10 +122,7 @@ HOOKS = [
     ("HOOKS: [{NAM: EMA}]", "a component has the keys NAME and ARGS, not 'NAM'; did you mean 'NAME'?"),
     ("HOOKS: [{NAME: EMA, ARGS: {deacy: 1}}]", "EMA takes no argument 'deacy'; did you mean 'decay'?"),
     ("HOOKS: [{NAME: EMA, ARGS: {decay: 2.0}}]", "HOOKS[0]: EMA: decay must be at least 0 and less than 1, not 2.0"),
-    (
-        "HOOKS: [{NAME: EvalHook, ARGS: {period: 3}}]",
-        "HOOKS[0].ARGS.period: EvalHook takes no argument 'period'; did y",
-    ),
+    ("HOOKS: [{NAME: EvalHook, ARGS: {period: 3}}]", "HOOKS[0].ARGS.period: EvalHook takes no argument"),
     ("HOOKS: ['wrong_parts:Watcher']", "HOOKS[0].ARGS.every: Watcher needs the argument 'every', which is not given"),
     ("HOOKS: ['wrong_parts:NotAHook']", "'wrong_parts:NotAHook' cannot be the hook: it is not a subclass of HookBase"),
     ("HOOKS: ['wrong_parts:FailsToStart']", "HOOKS[0] (wrong_parts:FailsToStart): RuntimeError: no connection to the"),
@@ -195,7 +168,6 @@ COMMANDS = [
     ("train --config-file chain/0.yaml", "nested too deep"),
     ("train --config-file zero.yaml", "zero.yaml: larger than 1 MB"),
     ("train", "MODEL.NAME: is not set; give a --config-file that sets it"),
-    ("train MODEL.NAME MLP", "DATASETS.TRAIN: is not set; give a --config-file that sets it"),
     (f"{TRAIN} SEED", "'SEED' at the end has no value; give pairs KEY VALUE, or KEY=VALUE"),
     (f"{TRAIN} SEED {'9' * 5000}", "SEED: expected int, got "),
     (f"{TRAIN} SOLVER.BASE_RL 0.1", "command line: unknown key 'SOLVER.BASE_RL'; did you mean 'SOLVER.BASE_LR'?"),
@@ -226,7 +198,6 @@ COMMANDS = [
     ("new", "error: the following arguments are required: FOLDER"),
     ("new mine", "error: "),
     ("new base.yaml/inside", "error: "),
-    ("find-lr", "error: MODEL.NAME: is not set"),
     ("find-batch-size --max-memory 1", "error: unrecognized arguments: --max-memory"),
     ("inspect don", "error: there is no file don; did you mean 'done'"),
     ("inspect mine", "error: mine is a folder without last_checkpoint"),
@@ -260,21 +231,11 @@ SCRIPTS = [
     (f"{PLAIN} MODEL.WEIGHTS nowhere.pth", "MODEL.WEIGHTS: there is no file nowhere.pth"),
     (f"{PLAIN} --num-gpus 2", "in one process"),
     (f"{PLAIN} --predict", "--predict: this loop has no such option"),
-    (f"{PLAIN} --dry-run", "--dry-run: this loop has no such option"),
-    (f"{PLAIN} --eval-only", "--eval-only: this loop has no such option"),
     (f"{PLAIN} SOLVER.AMP.ENABLED True", "SOLVER.AMP.ENABLED: this loop does not follow the key"),
-    (f"{PLAIN} HOOKS ['Throughput']", "HOOKS: this loop does not follow the key"),
-    (
-        f"{LAZY} synthetic/mlp_lazy.py train.max_itr=3",
-        "train.max_itr: there is no such key; did you mean 'train.max_it",
-    ),
-    (
-        f"{LAZY} synthetic/mlp_lazy.py train.output_dir=mine +model.widht=3",
-        "got an unexpected keyword argument 'widht'",
-    ),
+    (f"{LAZY} synthetic/mlp_lazy.py train.max_itr=3", "there is no such key; did you mean 'train.max_it"),
+    (f"{LAZY} synthetic/mlp_lazy.py train.output_dir=mine +model.widht=3", "unexpected keyword argument 'widht'"),
     (f"{LAZY} synthetic/mlp_lazy.py --eval-only", "mlp_lazy.py: there is no train.init_checkpoint"),
     (f"{LAZY} synthetic/mlp_lazy.py --predict", "--predict: is for YAML configs and tools/train_net.py"),
-    (f"{LAZY} synthetic/mlp_lazy.py --dry-run", "--dry-run: is for YAML configs and tools/train_net.py"),
     (f"{LAZY} bad_syntax.py", "bad_syntax.py:1: '(' was never closed"),
     (f"{LAZY} bad.py", "bad.py: there is no optimizer"),
 ]
@@ -290,7 +251,7 @@ def folder(tmp_path_factory):
         (folder / name).touch()
     (folder / "wrong_import.py").write_text("import no_such_package_of_anyone\n")
     (folder / "chain").mkdir()
-    for number in range(450):
+    for number in range(500):
         (folder / f"chain/{number}.yaml").write_text(f"_BASE_: {number + 1}.yaml\n")
     (folder / "zero.yaml").symlink_to("/dev/zero")
     (folder / "bad_syntax.py").write_text("model = (\n")
@@ -342,14 +303,12 @@ def test_a_wrong_command_line_of_a_script_is_refused(words, says, folder, monkey
     assert_refused(folder, says, lambda: run_tool(script, arguments, capsys))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("words", [f"{TRAIN} MODEL.NAME MPL", f"{TRAIN} --num-gpus 2 MODEL.NAME wrong_parts:Multi"])
 def test_processes_of_their_own_refuse_it_too(words, folder):
     def run():
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
-        command = [sys.executable, "-m", "hookline", *words.split()]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-        return done.returncode, done.stdout, done.stderr
+        process = forker.start([HOOKLINE, *words.split()], folder, environment, apart=True)
+        return process.wait(120), *process.communicate()
 
     assert_refused(folder, "MODEL.", run)
 
@@ -362,10 +321,7 @@ LATE = [
     ("MODEL: {ARGS: {num_classes: 2}}", "is not a class: the model's output has fewer classes (its num_classes"),
     ("DATASETS: {TRAIN: ['wrong_parts:Ragged']}", 'COLLATE_FN names what makes batches: "pad_collate", or a function'),
     ("DATASETS: {TRAIN: ['wrong_parts:Objects']}", "DATALOADER.COLLATE_FN names what makes batches"),
-    (
-        "DATASETS: {TRAIN: ['wrong_parts:Named']}",
-        "The batch has: x, answer. MODEL.LOSS and targets need one: set MODEL",
-    ),
+    ("DATASETS: {TRAIN: ['wrong_parts:Named']}", "The batch has: x, answer. MODEL.LOSS and targets need one"),
 ]
 
 

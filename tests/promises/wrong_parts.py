@@ -36,11 +36,6 @@ class NoForward(nn.Module):
         self.layer = nn.Linear(8, 4)
 
 
-class NoParameters(nn.Module):
-    def forward(self, x):
-        return x[:, :4]
-
-
 class Frozen(Linear):
     def __init__(self) -> None:
         super().__init__()
@@ -68,10 +63,6 @@ def a_string() -> str:
 
 def not_a_scalar(outputs, targets):
     return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-
-def half_a_loss(outputs):
-    return outputs.sum()
 
 
 def rows(size: int = 64, classes: int = 4, features: int = 8) -> ArrayDataset:
