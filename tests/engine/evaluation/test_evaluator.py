@@ -1,7 +1,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from hookline.engine.evaluation import DatasetEvaluator, DatasetEvaluators, inference_on_dataset
 
@@ -43,19 +42,13 @@ def test_every_batch_is_predicted_and_processed():
     assert evaluator.seen[0][1].shape == (3, 2)
 
 
-class Quits:
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, index):
-        if index == 4:
-            raise StopIteration
-        return torch.ones(2)
-
-
 def test_data_that_stops_fails_the_evaluation():
+    class Stops(list):
+        def __len__(self):
+            return 3
+
     with pytest.raises(RuntimeError, match="2 of its 3 batches"):
-        inference_on_dataset(make_model(), DataLoader(Quits(), batch_size=2), Collect())
+        inference_on_dataset(make_model(), Stops([torch.ones(3, 2)] * 2), Collect())
 
 
 @pytest.mark.parametrize("evaluator", [None, [], DatasetEvaluator()])

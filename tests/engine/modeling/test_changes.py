@@ -1,12 +1,13 @@
 import copy
-import pickle
 
 import pytest
 import torch
 from torch import nn
 
-from hookline.config import ConfigError
-from hookline.engine.modeling import MLP, ConvNet, checkpoint_activations
+from hookline.config import ConfigError, get_cfg
+from hookline.engine import comm
+from hookline.engine.modeling import MLP, ConvNet, build_model, checkpoint_activations
+from hookline.engine.modeling.changes import _to_sync_batchnorm
 
 
 class Dropping(nn.Module):
@@ -67,11 +68,10 @@ def test_activations_are_not_kept():
     assert kept(checkpointed) < kept(plain) / 4
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_copy_runs_its_own_weights(copied):
+def test_a_copy_runs_its_own_weights():
     model = MLP(4, 2)
     checkpoint_activations(model, ["Linear"])
-    other = copied(model)
+    other = copy.deepcopy(model)
     for parameter in other.parameters():
         parameter.data.zero_()
     other(torch.randn(3, 4)).sum().backward()
@@ -80,14 +80,20 @@ def test_a_copy_runs_its_own_weights(copied):
     assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize(
-    ("pattern", "message"),
-    [
-        ("block", "did you mean.*Submodules: stem, blocks"),
-        ("blocks.7", r"blocks\.0, blocks\.1"),
-        ("blocks", r"never called itself.*'blocks\.\*'"),
-    ],
-)
-def test_a_pattern_without_a_match_is_an_error_that_lists_the_names(pattern, message):
-    with pytest.raises(ConfigError, match=rf"ACTIVATION_CHECKPOINTING\[1\].*{message}"):
-        checkpoint_activations(Dropping(), ["stem", pattern])
+# ---------------------------------------------------------------------------- MODEL.SYNC_BATCHNORM
+
+
+def test_several_processes_on_gpus_convert_all_batch_norms_and_keep_names(monkeypatch):
+    cfg = get_cfg()
+    cfg.MODEL.NAME, cfg.MODEL.DEVICE, cfg.MODEL.SYNC_BATCHNORM = "ConvNet", "cpu", True
+    plain = build_model(cfg)  # one process converts nothing
+    assert not any(isinstance(module, nn.SyncBatchNorm) for module in plain.modules())
+    names = list(plain.state_dict())
+    monkeypatch.setattr(comm, "get_world_size", lambda: 2)
+    model = _to_sync_batchnorm(plain, torch.device("cuda"))
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    assert len(norms) == 4
+    assert all(isinstance(norm, nn.SyncBatchNorm) for norm in norms)
+    assert list(model.state_dict()) == names
+    with pytest.raises(ConfigError, match=r"MODEL\.SYNC_BATCHNORM.*GPU"):
+        build_model(cfg)

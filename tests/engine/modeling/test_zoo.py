@@ -2,7 +2,18 @@ import pytest
 import torch
 from torch import nn
 
-from hookline.engine.modeling import MLP, ConvNet, ResNet
+from hookline.config import get_cfg
+from hookline.engine import SimpleTrainer
+from hookline.engine.evaluation import Accuracy, Loss
+from hookline.engine.modeling import (
+    MLP,
+    ConvNet,
+    CrossEntropyLoss,
+    ModelAdapter,
+    ResNet,
+    TokenCrossEntropyLoss,
+    build_loss,
+)
 
 
 @pytest.mark.parametrize(
@@ -28,3 +39,106 @@ def test_resnet_depth_counts_weighted_layers(depth):
     assert len(layers) - len(shortcuts) == depth
     with pytest.raises(ValueError, match="6n"):
         ResNet(depth=depth + 1)
+
+
+# ---------------------------------------------------------------------------- losses
+
+
+def tokens():
+    """Scores (N, time, vocabulary) and targets (N, time), some of which do not count."""
+    generator = torch.Generator().manual_seed(0)
+    scores, target = torch.randn(6, 7, 11, generator=generator), torch.randint(11, (6, 7), generator=generator)
+    target[0], target[1, 1:], target[4, 3:] = -100, -100, -100
+    return scores, target
+
+
+def test_without_a_counted_token_the_loss_is_zero():
+    scores = torch.randn(2, 11, 8, requires_grad=True)
+    loss, count = TokenCrossEntropyLoss()(scores, torch.full((2, 8), -100))
+    loss.backward()
+    assert count == loss == 0
+    assert not scores.grad.any()
+
+
+@pytest.mark.parametrize("kind", [CrossEntropyLoss, TokenCrossEntropyLoss])
+@pytest.mark.parametrize("args", [{}, {"ignore_index": 3, "label_smoothing": 0.2}])
+def test_scores_may_have_the_classes_last(kind, args):
+    scores, target = tokens()
+    target = torch.where(target < 0, args.get("ignore_index", -100), target)
+    expected = nn.CrossEntropyLoss(**args)(scores.movedim(-1, 1), target)
+    for form in (scores, scores.movedim(-1, 1)):
+        loss, count = kind(**args)(form, target)
+        torch.testing.assert_close(loss, expected)
+        assert count == (target != args.get("ignore_index", -100)).sum()
+
+
+def test_classes_may_have_weights_and_other_targets_have_the_loss_of_torch():
+    scores, target = tokens()
+    weight = torch.rand(11, generator=torch.Generator().manual_seed(1))
+    loss, count = CrossEntropyLoss(weight, label_smoothing=0.1)(scores, target)
+    torch.testing.assert_close(loss, nn.CrossEntropyLoss(weight, label_smoothing=0.1)(scores.movedim(-1, 1), target))
+    torch.testing.assert_close(count, weight[target[target >= 0]].sum())
+    assert CrossEntropyLoss(reduction="none")(scores, target).shape == (6, 7)
+    scores = torch.randn(4, 3)
+    for target in (torch.tensor([0, 1, 2, -100]), scores):  # classes, probabilities
+        assert torch.equal(CrossEntropyLoss()(scores, target), nn.CrossEntropyLoss()(scores, target))
+
+
+def test_shifted_targets_are_those_of_causal_models():
+    scores, target = tokens()
+    expected = nn.CrossEntropyLoss()(scores[:, :-1].movedim(-1, 1), target[:, 1:])
+    loss, count = TokenCrossEntropyLoss(shift=True)(scores, target)
+    torch.testing.assert_close(loss, expected)
+    assert count == (target[:, 1:] >= 0).sum()
+
+
+def test_if_both_fit_the_classes_are_second_with_a_warning(caplog):
+    scores, target = torch.randn(2, 5, 5), torch.randint(5, (2, 5))
+    loss, _ = CrossEntropyLoss()(scores, target)
+    torch.testing.assert_close(loss, nn.CrossEntropyLoss()(scores, target))
+    assert "(N, classes, ...)" in caplog.text
+
+
+class Language(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scores = nn.Linear(11, 11)
+
+    def forward(self, x):
+        return {"logits": self.scores(x)}
+
+
+def test_the_error_of_torchs_own_loss_names_the_one_that_takes_the_classes_last():
+    model, adapter = Language(), ModelAdapter(nn.CrossEntropyLoss())
+    trainer = SimpleTrainer(model, [tokens()], torch.optim.SGD(model.parameters(), 1.0), adapter=adapter)
+    with pytest.raises(TypeError, match=r'MODEL\.LOSS\.NAME "CrossEntropyLoss"'):
+        trainer.forward(tokens())
+
+
+def test_micro_batches_with_unequal_numbers_of_tokens_are_one_batch():
+    cfg = get_cfg()
+    cfg.MODEL.DEVICE = "cpu"
+    cfg.MODEL.LOSS.NAME, cfg.MODEL.LOSS.ARGS.label_smoothing = "CrossEntropyLoss", 0.1
+    weights = []
+    for steps in (1, 3):
+        torch.manual_seed(0)
+        model = Language()
+        optimizer = torch.optim.SGD(model.parameters(), 1.0)
+        adapter = ModelAdapter(build_loss(cfg))
+        trainer = SimpleTrainer(model, [tokens()], optimizer, adapter=adapter, accumulation_steps=steps)
+        trainer.train(0, 1)
+        assert trainer.storage.latest()["num_items"][0] == (tokens()[1] >= 0).sum()
+        weights.append(model.scores.weight.detach())
+    torch.testing.assert_close(*weights)
+
+
+def test_metrics_take_scores_with_the_classes_last():
+    scores, target = tokens()
+    cfg = get_cfg()
+    cfg.MODEL.DEVICE, cfg.MODEL.LOSS.NAME = "cpu", "CrossEntropyLoss"
+    accuracy, loss = Accuracy(), Loss(cfg)
+    for metric in (accuracy, loss):
+        for part in range(3):
+            metric.update(scores[2 * part : 2 * part + 2], target[2 * part : 2 * part + 2])
+    assert accuracy.compute() == (scores.argmax(-1) == target).sum() / (target >= 0).sum()
+    assert loss.compute() == pytest.approx(nn.CrossEntropyLoss()(scores.movedim(-1, 1), target).item())

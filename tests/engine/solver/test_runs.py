@@ -12,26 +12,6 @@ from hookline.engine import DefaultTrainer
 from hookline.engine.export.inspection import inspect_checkpoint
 
 
-class Updates:
-    """A scheduler with the interface of pytorch-accelerated's, whose state does not have its count."""
-
-    def __init__(self, optimizer, total_steps: int):
-        self.optimizer, self.total_steps, self.updates = optimizer, total_steps, -1
-
-    def step(self):
-        self.updates += 1
-        self.step_update(self.updates)
-
-    def step_update(self, num_updates):
-        self.optimizer.param_groups[0]["lr"] = 0.1 * (1 - num_updates / self.total_steps)
-
-    def state_dict(self):
-        return {"total_steps": self.total_steps}
-
-    def load_state_dict(self, state_dict):
-        self.total_steps = state_dict["total_steps"]
-
-
 class Pair(nn.Module):
     """A GAN: the name of the optimizer says whose loss is wanted."""
 
@@ -58,7 +38,6 @@ CASES = {
         *("SOLVER.OPTIMIZERS.critic", {"PARAMS": "critic"}),
         *("SOLVER.OPTIMIZERS.generator", {"OPTIMIZER": {"NAME": "Adam"}}),
     ],
-    "updates": ["SOLVER.LR_SCHEDULER_NAME", f"{__name__}:Updates", "SOLVER.LR_SCHEDULER_ARGS.total_steps", "end"],
 }
 
 
