@@ -16,10 +16,6 @@ class Colour(enum.IntEnum):
     RED = 2
 
 
-class Mode(enum.StrEnum):
-    MAX = "max"
-
-
 class Image(torch.Tensor):
     """A subclass of Tensor."""
 
@@ -44,9 +40,7 @@ PLAIN = [
     (np.str_("loss"), "loss"),
     (np.array(["a", "b"]), ["a", "b"]),
     (Colour.RED, 2),
-    (Mode.MAX, "max"),
     (collections.deque([1, 2]), [1, 2]),
-    (collections.defaultdict(list, a=[1]), {"a": [1]}),
     ({"a": {"b": (1, np.int64(2))}}, {"a": {"b": (1, 2)}}),
     ({(1, np.int64(2)): None}, {(1, 2): None}),
     (Point(1, 2), (1, 2)),
@@ -70,13 +64,10 @@ def test_arrays_become_tensors_of_their_values(array):
 
 TENSORS = {
     "parameter": torch.nn.Parameter(torch.ones(2)),
-    "computed": torch.ones(2, requires_grad=True) * 2,
     "subclass": torch.ones(2).as_subclass(Image),
     "conjugate": torch.ones(2, dtype=torch.cfloat).conj(),
     "sparse": torch.nn.Parameter(torch.eye(2).to_sparse()),
-    "with an attribute": torch.ones(2),
 }
-TENSORS["with an attribute"].owner = object()
 
 
 @pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
@@ -89,13 +80,10 @@ def test_tensors_of_every_kind_become_plain_ones(tensor):
 
 REFUSED = {
     "object": object(),
-    "class": int,
     "objects": np.array([object()]),
     "module": torch.nn.Linear(1, 1),
-    "extended number": np.longdouble(1),
     "extended numbers": np.ones(2, np.longdouble),
     "meta": torch.ones(2, device="meta"),
-    "lazy": torch.nn.LazyLinear(2).weight,
     "key": {int: 1},
     "generator": torch.Generator(),
 }

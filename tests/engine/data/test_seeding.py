@@ -66,12 +66,11 @@ def _scrambled():
     torch.seed()
 
 
-@pytest.mark.parametrize(("sampler", "killed_after"), [("epochs", PER_EPOCH), ("endless", 5), ("repeated", 8)])
+@pytest.mark.parametrize(("sampler", "killed_after"), [("epochs", PER_EPOCH), ("endless", 5)])
 def test_a_resume_with_other_workers_reads_the_same_bytes(sampler, killed_after):
     whole = read(EpochIterator(make_loader(sampler=sampler), PER_EPOCH), 2 * PER_EPOCH)
-    before = EpochIterator(make_loader(killed_after % 2, sampler=sampler), PER_EPOCH)
+    before, after = (EpochIterator(make_loader(workers, sampler=sampler), PER_EPOCH) for workers in (1, 0))
     assert read(before, killed_after) == whole[:killed_after]
-    after = EpochIterator(make_loader(1 - killed_after % 2, sampler=sampler), PER_EPOCH)
     assert after.load_state_dict(before.state_dict())
     assert read(after, 2 * PER_EPOCH - killed_after) == whole[killed_after:]
 
@@ -79,12 +78,10 @@ def test_a_resume_with_other_workers_reads_the_same_bytes(sampler, killed_after)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_ranks_together_read_the_same_samples_also_after_a_resume_on_other_ranks(sampler):
     def rows(ranks, state=None):
-        iterators = [
-            EpochIterator(make_loader(sampler=sampler, rank=rank, world_size=ranks), PER_EPOCH) for rank in range(ranks)
-        ]
-        if state:
-            for iterator in iterators:
-                iterator.load_state_dict(state)
+        loaders = [make_loader(sampler=sampler, rank=rank, world_size=ranks) for rank in range(ranks)]
+        iterators = [EpochIterator(loader, PER_EPOCH) for loader in loaders]
+        for iterator in iterators:
+            assert state is None or iterator.load_state_dict(state)
         # without the draws of the collate function, which depend on the rank's part
         parts = [[batch[:, :-1].tolist() for batch in islice(iterator, 8)] for iterator in iterators]
         return [list(chain(*step)) for step in zip(*parts, strict=True)], iterators[-1].state_dict()
