@@ -157,7 +157,7 @@ class Forker:
         theirs.close()
 
         def close() -> None:
-            ours.close()
+            ours.shutdown(socket.SHUT_RDWR)  # close() would not end it while a forked process has a copy
             process.wait()
 
         atexit.register(close)

@@ -64,42 +64,23 @@ class Terminal:
             time.sleep(0.002)
 
     def screen(self):
-        """The lines on the screen, including scrolled ones."""
-        return screen(self.text, self.columns)
-
-
-def screen(text, columns):
-    """Return the lines that a terminal shows for a text with colors and line clearing, but no other escape codes."""
-    return ["".join(line).rstrip() for line in _cells(text, columns)]
-
-
-def styled_screen(text, columns):
-    """Return the same lines with the escape codes of their colors."""
-    return ["".join(line) + "\x1b[0m" for line in _cells(text, columns, styled=True)]
-
-
-def _cells(text, columns, styled=False):
-    rows, row, column, style = [[]], 0, 0, ""
-    for code, char in _PIECES.findall(text):
-        if styled and code.endswith("m"):
-            style = "" if code in ("\x1b[0m", "\x1b[m") else style + code
-        if code == "\x1b[2K":
-            rows[row] = []
-        elif code == "\x1b[K":
-            del rows[row][column:]
-        elif code:
-            assert code.endswith("m") or code in ("\x1b[?25l", "\x1b[?25h"), f"unexpected control code {code!r}"
-        elif char == "\r":
-            column = 0
-        elif char == "\n":
-            row += 1
-            rows += [[]] if row == len(rows) else []
-        else:
-            if column == columns:
-                row, column = row + 1, 0
-                rows += [[]] if row == len(rows) else []
-            line = rows[row]
-            line += " " * (column - len(line))
-            line[column : column + 1] = [f"\x1b[0m{style}{char}"] if style else [f"\x1b[0m{char}" if styled else char]
-            column += 1
-    return rows
+        """The lines on the screen, including scrolled ones. Colors and line clearing are its only escape codes."""
+        rows, row, column = [[]], 0, 0
+        for code, char in _PIECES.findall(self.text):
+            if code == "\x1b[2K":
+                rows[row] = []
+            elif code == "\x1b[K":
+                del rows[row][column:]
+            elif code:
+                assert code.endswith("m") or code in ("\x1b[?25l", "\x1b[?25h"), f"unexpected control code {code!r}"
+            elif char == "\r":
+                column = 0
+            else:
+                if char == "\n" or column == self.columns:
+                    row, column = row + 1, column if char == "\n" else 0
+                    rows += [[]] if row == len(rows) else []
+                if char != "\n":
+                    rows[row] += " " * (column - len(rows[row]))
+                    rows[row][column : column + 1] = [char]
+                    column += 1
+        return ["".join(line).rstrip() for line in rows]
