@@ -83,14 +83,6 @@ def test_a_config_is_the_dicts_and_calls_of_a_file(project):
     assert LazyConfig.load(str(project / "main.py"), ("name", "numbers"))[0] == "base"
 
 
-def test_a_saved_config_has_targets_by_name(project):
-    cfg = LazyConfig.load(str(project / "main.py"))
-    again = saved(cfg, project)
-    assert again.call._target_ == "itertools.count"
-    again.call._target_ = cfg.call._target_
-    assert again == cfg
-
-
 def test_a_value_that_cannot_be_saved_is_named(tmp_path, log):
     LazyConfig.save(L(area)(width=lambda: 3, height=area, scale=Fraction.from_float), str(tmp_path / "a.yaml"))
     assert "width cannot be written" in log.text

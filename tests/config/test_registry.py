@@ -185,21 +185,6 @@ def test_offered_values_are_passed_if_named_and_arguments_take_precedence(regist
     registry.check("linear", positional=1, offered=("lr",))
 
 
-def test_target_with_cfg_gets_it_first():
-    registry = Registry("MODEL")
-
-    @registry.register()
-    def build_net(cfg, shape=None, depth=1):
-        return cfg, shape, depth
-
-    cfg = CfgNode()
-    assert registry.build("build_net", {"depth": 2}, offered={"cfg": cfg}, positional=("s",)) == (cfg, "s", 2)
-    with pytest.raises(ConfigError, match=r"A\.ARGS\.dept:"):
-        registry.check("build_net", {"dept": 2}, offered=("cfg",), key="A.ARGS")
-    with pytest.raises(ConfigError, match="'cfg'"):
-        registry.check("build_net")
-
-
 def test_configurable_targets_take_config_and_arguments():
     registry = Registry("MODEL")
 

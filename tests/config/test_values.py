@@ -75,11 +75,3 @@ def test_assigning_checks_declared_keys_and_is_free_otherwise():
     cfg.S.FREE = 1
     cfg.S.FREE = "a"
     assert cfg.S.FREE == "a"
-
-
-def test_declarations_survive_copies():
-    for duplicate in (make_cfg().clone(), copy.deepcopy(make_cfg()), pickle.loads(pickle.dumps(make_cfg()))):
-        with pytest.raises(ConfigError, match="METHOD"):
-            duplicate.merge_from_list(["S.METHOD", "cubic"])
-        duplicate.merge_from_list(["S.BIAS", "1"])
-        assert type(duplicate.S.BIAS) is float

@@ -4,7 +4,6 @@ import os
 import pytest
 
 from hookline.config import ConfigError
-from hookline.config.files import atomic as files
 from hookline.config.files.atomic import (
     displaced,
     put_back,
@@ -88,17 +87,6 @@ def test_a_folder_is_never_replaced_by_a_file(path):
     with pytest.raises(ConfigError, match="file is a folder"):
         replace_text(str(path), "new")
     assert [found.name for found in path.parent.rglob("*")] == ["file", "thesis"]
-
-
-def test_a_temporary_file_never_overwrites_an_existing_one(path, monkeypatch):
-    victim = path.parent / "victim"
-    victim.write_text("mine")
-    monkeypatch.setattr(files, "temporary_path", lambda path: str(link))
-    link = path.parent / "link"
-    link.symlink_to(victim)
-    with pytest.raises(FileExistsError):
-        replace_text(str(path), "new")
-    assert victim.read_text() == "mine"
 
 
 def make_folder(path, text):

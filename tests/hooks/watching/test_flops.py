@@ -51,20 +51,16 @@ def test_the_operations_of_a_step_are_counted(make_model, batches, kwargs, flops
     assert hook.flops == flops
 
 
-def test_flops_mfu_and_a_total_that_continues_after_a_resume_are_put():
-    def start():
-        return make(Linear(), BATCH, FlopsCounter(peak_flops=1e12))
-
-    first, resumed = start(), start()
-    first.train(0, 20)
-    latest = first.storage.latest()
+def test_flops_mfu_and_a_total_of_the_run_are_put():
+    trainer = make(Linear(), BATCH, FlopsCounter(peak_flops=1e12))
+    trainer.train(0, 20)
+    latest = trainer.storage.latest()
     assert latest["flops_per_s"][1] == 19
     assert 0 < latest["mfu"][0] < 1
     assert latest["mfu"][0] == pytest.approx(latest["flops_per_s"][0] / 1e12)
-    resumed.load_state_dict(first.state_dict())
-    for start_iter, end in ((20, 30), (30, 35), (0, 5)):
-        resumed.train(start_iter, end)
-        assert resumed.storage.latest()["total_flops"] == (end * 3 * FORWARD, end - 1)
+    for start, end in ((20, 30), (0, 5)):
+        trainer.train(start, end)
+        assert trainer.storage.latest()["total_flops"] == (end * 3 * FORWARD, end - 1)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import re
 import sys
 import types
@@ -12,7 +11,6 @@ import torch
 from small_runs import Net
 from terminals import Terminal
 from torch import nn
-from tqdm import tqdm
 
 from hookline.engine import SimpleTrainer, TrainerBase
 from hookline.engine.checkpoint import Checkpointer
@@ -177,25 +175,6 @@ def test_a_process_shows_one_bar_at_a_time(open_terminal):
     train(end=20)
     assert [COUNT.search(line)[0] for line in shown_bars(terminal)] == ["10/10", "20/20"]
     assert "/77" not in terminal.text
-
-
-def test_a_process_forked_while_the_bar_is_drawn_can_log(open_terminal):
-    terminal = open_terminal()
-    logger = setup_logger()
-
-    def fork(trainer):
-        if trainer.iter == 3:
-            with tqdm.get_lock():
-                pid = os.fork()
-                if not pid:
-                    logger.info("logged by the child")
-                    sys.stdout.flush()
-                    os._exit(0)
-            assert os.waitpid(pid, 0)[1] == 0
-
-    train(CallbackHook(before_step=fork))
-    terminal.close()
-    assert "logged by the child\r\n" in terminal.text
 
 
 # ---------------------------------------------------------------------- terminals

@@ -52,17 +52,6 @@ def test_late_values_go_to_the_next_row_and_a_write_with_nothing_new_adds_none(p
     assert rows_of(path) == [{"iteration": 19, "loss": 1.0}, {"iteration": 39, "late": 2.0, "loss": 3.0}]
 
 
-def test_a_closed_writer_reopens_and_writes_the_rows_of_another_storage(path):
-    writer = JSONWriter(str(path))
-    for start in range(5):  # the new storage may have the address of the old one
-        with EventStorage(start) as storage:
-            storage.put_scalar("loss", float(start))
-            writer.write()
-        writer.close()
-        writer.close()
-    assert rows_of(path) == [{"iteration": i, "loss": float(i)} for i in range(5)]
-
-
 def test_a_trainer_trained_twice_and_a_run_resumed_by_hand_write_each_iteration_once(path):
     trainer = write([JSONWriter(str(path))], 5, end=10)
     trainer.train(10, 22)

@@ -1,26 +1,23 @@
 """Files with a line per row, JSON lines and CSV: what is in them, resumes, and disks that fail."""
 
+import copy
 import csv
 import errno
-import logging
 import os
 
 import pytest
 import torch
-from metric_runs import Kill, Losses, iterations_of, put, rows_of, train_losses, write
+from metric_runs import at, iterations_of, put, train_losses, write
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hookline.config import ConfigError
-from hookline.engine.checkpoint import Checkpointer
 from hookline.hooks import (
     CallbackHook,
     CSVWriter,
     EventStorage,
     JSONWriter,
-    PeriodicCheckpointer,
     PeriodicWriter,
     TensorboardXWriter,
-    get_event_storage,
 )
 
 FILES = {"metrics.json": JSONWriter, "metrics.csv": CSVWriter}
@@ -70,40 +67,34 @@ def test_a_fifo_or_a_folder_is_refused(tmp_path, writer):
 # ---------------------------------------------------------------------- resume
 
 
-@pytest.fixture
-def killed(tmp_path):
-    """The folder of a run killed at iteration 45, and its state at iteration 29."""
-    (tmp_path / "whole").mkdir()
-    kill = Kill(tmp_path / "whole", 29, (29, 45))
-    write(writers(tmp_path / "whole"), 5, kill)
-    return kill.kills[45]
-
-
-def assert_same_files(folder, other, names=FILES):
-    for name in names:
+def assert_same_files(folder, other):
+    for name in FILES:
         assert (folder / name).read_bytes() == (other / name).read_bytes(), name
 
 
-@pytest.mark.parametrize("names", [[*reversed(FILES)], ["metrics.csv"]])
-def test_a_killed_and_resumed_run_has_the_files_of_an_uninterrupted_one(tmp_path, killed, names, caplog):
-    """Writers may be removed, and a writer that is new has the rows of the resumed run."""
-    folder, state = killed
-    assert iterations_of(folder / "metrics.json")[-1] == 44
-    assert iterations_of(tmp_path / "killed29" / "metrics.json")[-1] == 29  # all rows are there at a save
+def test_a_killed_and_resumed_run_has_the_files_of_an_uninterrupted_one_and_missing_rows_are_a_warning(tmp_path, log):
+    """Writers may come in another order, and a writer that is new has the rows of the resumed run."""
+    folder = tmp_path / "run"
+    for name in ("whole", "run"):
+        (tmp_path / name).mkdir()
+    write(writers(tmp_path / "whole"), 5)
+    states = []
+
+    def save(trainer):
+        trainer.emit("before_save", "checkpoint")
+        states.append(copy.deepcopy(trainer.state_dict()))
+
+    write(writers(folder), 5, at(29, lambda trainer: trainer.request_save()), at(29, save, "on_save"), end=45)
+    [state] = states
     added = CSVWriter(str(folder / "added.csv"), 1)
-    write([added, *writers(folder, names)], 5, start=30, state=state)
-    assert_same_files(folder, tmp_path / "whole", names)
+    write([added, *writers(folder, reversed(FILES))], 5, start=30, state=state)
+    assert_same_files(folder, tmp_path / "whole")
     assert [row["iteration"] for row in csv_rows(folder / "added.csv")] == ["34", "39", "44", "49"]
-    [warning] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "added.csv" in warning
-
-
-def test_a_resume_warns_about_missing_rows(killed, caplog):
-    folder, state = killed
     (folder / "metrics.csv").unlink()
     os.truncate(folder / "metrics.json", 57)
     write(writers(folder), 5, start=30, state=state)
-    assert all(f"{folder / name}: rows up to iteration 29 are missing" in caplog.text for name in FILES)
+    warned = [name for name in os.listdir(folder) if f"{name}: rows up to iteration 29 are missing" in log.text]
+    assert sorted(warned) == ["added.csv", "metrics.csv", "metrics.json"]
     assert iterations_of(folder / "metrics.json")[-4:] == [34, 39, 44, 49]
 
 
@@ -191,33 +182,3 @@ def test_a_run_that_continues_on_a_full_disk_loses_no_row(tmp_path, disk, caplog
     assert_same_files(tmp_path / "full", tmp_path / "whole")
     assert shown(tmp_path / "full") == shown(tmp_path / "whole")
     assert caplog.text.count("Training continues, and rows wait in memory") == 3  # once for each file
-
-
-# ---------------------------------------------------------------------- writers of detectron2's projects
-
-
-class OwnLines(JSONWriter):
-    """Does not call ``__init__`` of its base, and opens its file itself."""
-
-    def __init__(self, path):
-        self._file_handle = path.open("a")
-
-    def write(self):
-        latest = get_event_storage().latest_with_smoothing_hint(self._window_size)
-        loss, iteration = latest["loss"]
-        if iteration > self._last_write:
-            self._last_write = iteration
-            self._file_handle.write(f'{{"iteration": {iteration}, "loss": {loss}}}\n')
-            self._file_handle.flush()
-
-
-def test_a_writer_that_opens_its_file_itself_writes_and_resumes(tmp_path):
-    for start, end in ((0, 4), (4, 8)):
-        trainer = Losses()
-        checkpointer = Checkpointer(torch.nn.Linear(1, 1), str(tmp_path), trainer=trainer)
-        own = PeriodicWriter([OwnLines(tmp_path / "own.json")], 2)
-        trainer.register_hooks([PeriodicCheckpointer(checkpointer, 4), own])
-        if start:
-            checkpointer.resume_or_load("", resume=True)
-        trainer.train(start, end)
-    assert [row["loss"] for row in rows_of(tmp_path / "own.json")] == [0.5, 1.5, 2.5, 3.5]
