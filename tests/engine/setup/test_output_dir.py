@@ -32,14 +32,6 @@ def seed_of(folder):
 # ---------------------------------------------------------------------------- files of the user
 
 
-@pytest.mark.parametrize("name", ["log.txt", ".hookline/files", ".hookline/lock"])
-def test_a_fifo_in_place_of_a_file_of_the_run_is_an_error(quick, folder, name):
-    (folder / ".hookline").mkdir(parents=True)
-    os.mkfifo(folder / name)
-    with pytest.raises(ConfigError, match=rf"{re.escape(name)} is a FIFO"):
-        default_setup(quick(), arguments())
-
-
 def test_an_edited_config_is_kept_at_a_resume_and_an_equal_one_is_not_renamed(quick, folder):
     cfg, path = quick(*QUIET), folder / "config.yaml"
     folder.mkdir()

@@ -132,15 +132,3 @@ def test_what_a_graph_cannot_hold_is_refused_before_any_data_is_read(graphs, opt
     with pytest.raises(ConfigError, match=match) as caught:
         trainer(graphs(), data=Unread(), **options).train(0, 3)
     assert "SOLVER.CUDA_GRAPH" in str(caught.value)
-
-
-class Failing(Replayed):
-    def _capture(self, function):
-        raise RuntimeError("operation not permitted when stream is capturing\nmore")
-
-
-def test_a_failed_capture_and_micro_batches_that_a_hook_asks_for_are_errors():
-    asks = CallbackHook(before_step=lambda t: setattr(t, "accumulation_steps", 2))
-    for graphs, hooks, match in ((Failing(), [], "operation not permitted"), (Replayed(), [asks], "ACCUMULATION")):
-        with pytest.raises(ConfigError, match=rf"CUDA_GRAPH.*{match}"):
-            trainer(graphs, data=batches((8, 8)), hooks=hooks).train(0, 8)

@@ -84,17 +84,6 @@ def test_a_step_that_cannot_be_counted_is_an_error(method, match):
         type("Own", (Loop,), calls_hooks)().train()
 
 
-def test_a_loop_that_died_is_begun_again():
-    trainer = Loop()
-    trainer.run_step, died = lambda: 1 / 0, trainer.run_step
-    with pytest.raises(ZeroDivisionError):
-        trainer.train()
-    trainer.run_step = died
-    SimpleTrainer.train(trainer, 0, 4)
-    assert trainer.recorder.seen[-7:] == WHOLE
-    assert trainer.finished_iter == 3
-
-
 def test_metrics_of_a_resumed_loop_continue():
     first, second, state = Loop(), Loop(), {}
     first.max_iter = 2

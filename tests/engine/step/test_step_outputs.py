@@ -7,7 +7,7 @@ from torch import nn
 from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer
 from hookline.engine.modeling import ModelAdapter
-from hookline.hooks import CallbackHook, EvalHook, HookBase, on
+from hookline.hooks import CallbackHook, HookBase
 
 
 class Seen(HookBase):
@@ -46,18 +46,6 @@ def test_a_hook_that_asks_sees_the_last_micro_batch_and_its_outputs_until_the_st
     assert seen.forward == [(size, 2)] * 2 * micro_batches
     assert [length for length, _ in seen.step] == [size, size]
     assert [outputs() for _, outputs in seen.step] == [None, None]
-
-
-def test_an_evaluation_in_the_step_does_not_replace_them():
-    trainer, shapes = make(), []
-    trainer.register_hooks([EvalHook(1, lambda: {"mean": trainer.model(torch.zeros(1, 4)).mean().item()})])
-
-    @on("after_step", trainer=trainer, uses_outputs=True)
-    def look(trainer):
-        shapes.append(trainer.outputs.shape)
-
-    trainer.train(0, 2)
-    assert shapes == [(6, 2), (6, 2)]
 
 
 def test_they_must_be_asked_for_and_a_compiled_step_refuses():
