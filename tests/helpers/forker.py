@@ -29,12 +29,7 @@ from typing import IO, Any
 
 
 class Forked:
-    """A process with a part of the interface of ``subprocess.Popen``.
-
-    Attributes:
-        pid: the number of the process and of its session.
-        returncode: the exit code; negative: the signal that ended the process; None while it runs.
-    """
+    """A process with a part of the interface of ``subprocess.Popen``. ``pid`` is also the number of its session."""
 
     def __init__(self, channel: socket.socket, out: IO[bytes], err: IO[bytes] | None) -> None:
         self._channel, self._out, self._err = channel, out, err
@@ -121,12 +116,10 @@ class Forker:
         log: Path | None = None,
         apart: bool = False,
     ) -> Forked:
-        """Run a script.
+        """Run a script in a folder.
 
         Args:
             command: its file and its arguments.
-            folder: where it runs.
-            environment: all environment variables; PYTHONPATH has its usual meaning.
             log: a file to append the outputs to; by default ``communicate()`` returns them.
             apart: whether standard error is separate from standard output.
         """
@@ -170,11 +163,7 @@ forker = Forker()
 
 
 def serve(orders: socket.socket) -> tuple[str, str] | None:
-    """Fork a process for each order. Returns in each forked process, and at the end of orders.
-
-    Returns:
-        The script's file and text, or None at the end of orders.
-    """
+    """Fork a process for each order. Returns in each the script's file and text; None at the end of orders."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # do not wait for the keepers
     while True:
         message, files, _, _ = socket.recv_fds(orders, 1, 3)

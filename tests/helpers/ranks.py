@@ -65,13 +65,10 @@ def start_ranks(program, ranks, folder, *arguments, rank_timeout=60):
 
 
 def run_ranks(program, ranks, folder, *arguments, timeout=200, rank_timeout=60):
-    """Run ``function(folder, *arguments)`` in several forked ranks.
+    """Run ``function(folder, *arguments)`` in several forked ranks; see ``programs/run.py``.
 
     Args:
         program: ``"module:function"`` in the folder ``programs``.
-        ranks: number of ranks.
-        folder: where they run.
-        arguments: strings.
         timeout: seconds until the test gives up.
         rank_timeout: the timeout that ``launch()`` gets.
 

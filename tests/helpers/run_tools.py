@@ -25,13 +25,7 @@ def run_command(arguments, capture):
 
 
 def run_tool(name, arguments, capture):
-    """Run a script of tools/; return its exit code, standard output and standard error.
-
-    Args:
-        name: its file name.
-        arguments: its command line.
-        capture: pytest's ``capsys`` or ``capfd``.
-    """
+    """Run a script of tools/; return its exit code, standard output and standard error. ``capture``: capsys, capfd."""
     capture.readouterr()
     argv, sys.argv = sys.argv, [str(ROOT / "tools" / name), *map(str, arguments)]
     code = 0
