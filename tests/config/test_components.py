@@ -1,16 +1,7 @@
 import pytest
 
 from hookline.config import CfgNode, ConfigError, Registry, component, components, name_of
-from hookline.config.components import Slot, args_key, name_key, named_components
-
-
-@pytest.mark.parametrize(
-    ("name", "args"),
-    [("NAME", "ARGS"), ("LR_SCHEDULER_NAME", "LR_SCHEDULER_ARGS"), ("SAMPLER_TRAIN", "SAMPLER_ARGS")],
-)
-def test_names_and_arguments_are_paired(name, args):
-    assert args_key(name) == args
-    assert name_key(f"A.{args}") == f"A.{name}"
+from hookline.config.components import Slot, named_components
 
 
 def test_an_entry_is_a_name_or_a_mapping():

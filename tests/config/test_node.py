@@ -3,7 +3,7 @@ import pickle
 
 import pytest
 
-from hookline.config import MISSING, CfgNode, ConfigError, UnknownKeyError, get_cfg, global_cfg, set_global_cfg
+from hookline.config import MISSING, CfgNode, ConfigError, UnknownKeyError, get_cfg
 
 
 @pytest.fixture
@@ -181,16 +181,6 @@ def test_a_frozen_config_does_not_change(cfg, change):
     assert cfg == before
 
 
-def test_computed_keys_are_set_once_even_when_frozen(cfg):
-    cfg.freeze()
-    cfg.COMPUTED_WORLD = 4
-    cfg.COMPUTED_WORLD = 4
-    with pytest.raises(KeyError, match="COMPUTED_WORLD"):
-        cfg.COMPUTED_WORLD = 5
-    assert cfg.COMPUTED_WORLD == 4
-    assert "COMPUTED_" not in cfg.dump()
-
-
 # ---------------------------------------------------------------- what is different
 
 
@@ -243,11 +233,3 @@ def test_a_value_that_cannot_be_dumped_is_named(cfg):
         cfg.SOLVER.Y = object()
     with pytest.raises(ConfigError, match=r"A\.B: "):
         CfgNode({"A": {"B": object()}})
-
-
-def test_the_global_config_is_filled_in_place(cfg):
-    try:
-        set_global_cfg(cfg)
-        assert global_cfg.SOLVER.BASE_LR == 0.1
-    finally:
-        global_cfg.clear()

@@ -1,12 +1,11 @@
 """The example configs: all are valid, and those with data of their own train."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from run_tools import run_tool
 
 from hookline.config import get_cfg
 from hookline.configs.tabular.tumours import tumours
@@ -32,20 +31,27 @@ def test_a_config_is_valid_in_any_folder_and_in_the_table(config, monkeypatch, t
     check_config(cfg)
 
 
-def train(folder, config, *options):
+@pytest.fixture
+def train(tmp_path, monkeypatch, capsys):
     """Train as a user does; return the last value of each metric, and what was printed."""
-    arguments = ["--config-file", str(ROOT / "configs" / config), *options, "LOG.PROGRESS_BAR", "False"]
-    command = [sys.executable, str(ROOT / "tools/train_net.py"), *arguments]
-    run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout + run.stderr
-    metrics = folder / "output" / config.removesuffix(".yaml").replace("/", "_") / "metrics.json"
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return {name: value for row in rows for name, value in row.items()}, run.stdout
+    monkeypatch.chdir(tmp_path)
+    quick = ("LOG.PROGRESS_BAR", "False", "TEST.EVAL_PERIOD", "0", "SOLVER.CHECKPOINT_PERIOD", "0")
+
+    def train(config, *options):
+        needs(config)
+        arguments = ["--config-file", ROOT / "configs" / config, *quick, "CHECKPOINT.BEST.METRIC", "", *options]
+        code, out, err = run_tool("train_net.py", arguments, capsys)
+        assert code == 0, out + err
+        metrics = tmp_path / "output" / config.removesuffix(".yaml").replace("/", "_") / "metrics.json"
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+        return {name: value for row in rows for name, value in row.items()}, out
+
+    return train
 
 
 SMALL_GPT = (
-    *("SOLVER.MAX_ITER", "40", "TEST.EVAL_PERIOD", "0", "DATALOADER.LIMIT_TEST_BATCHES", "1"),
-    *("MODEL.ARGS.width", "16", "MODEL.ARGS.depth", "1", "CHECKPOINT.BEST.METRIC", ""),
+    *("MODEL.ARGS.width", "16", "MODEL.ARGS.depth", "1", "SOLVER.MAX_ITER", "1ep"),
+    *("DATALOADER.LIMIT_TEST_BATCHES", "2"),
 )
 
 
@@ -59,18 +65,15 @@ SMALL_GPT = (
         ("language/gpt.yaml", SMALL_GPT, "python_docs/loss", 0, 4.5),  # 5.5 at first
     ],
 )
-def test_an_example_learns(tmp_path, config, options, metric, least, most):
-    needs(config)
-    metrics, _ = train(tmp_path, config, *options)
+def test_an_example_learns(train, config, options, metric, least, most):
+    metrics, _ = train(config, *options)
     assert least <= metrics[metric] <= most
 
 
 @pytest.mark.slow
-def test_features_are_transferred_and_unfrozen_in_stages(tmp_path):
-    needs("images/shapes.yaml")
-    assert train(tmp_path, "images/shapes.yaml")[0]["shapes/accuracy"] > 0.8
-    weights = ("MODEL.WEIGHTS", "output/images_shapes/model_best.pth")
-    metrics, log = train(tmp_path, "images/transfer.yaml", *weights)
+def test_features_are_transferred_and_unfrozen_in_stages(train):
+    assert train("images/shapes.yaml", "SOLVER.MAX_ITER", "6ep")[0]["shapes/accuracy"] > 0.8
+    metrics, log = train("images/transfer.yaml", "MODEL.WEIGHTS", "output/images_shapes/model_final.pth")
     assert metrics["signs/accuracy"] > 0.7
     assert "classifier.weight" in log
     assert "ModelFreezer" in log

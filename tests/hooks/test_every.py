@@ -75,18 +75,6 @@ def test_the_period_of_a_hook_can_be_set_as_detectron2s(tmp_path):
     assert (len(calls), saves) == (3, [2, 5, 5])
 
 
-def test_an_eval_hook_that_skips_init_evaluates():
-    class Own(EvalHook):
-        def __init__(self, period, function):
-            self._period, self._func = period, function
-
-    calls = []
-    trainer = Trainer()
-    trainer.register_hooks([Own(2, lambda: calls.append(trainer.iter))])
-    trainer.train(0, 5)
-    assert calls == [1, 3, 5]
-
-
 def test_a_request_is_served_by_all_hooks_though_one_is_due(tmp_path):
     class AsksByItself(PeriodicCheckpointer):
         def after_step(self):

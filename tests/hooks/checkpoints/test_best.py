@@ -222,14 +222,6 @@ class Checking(BestCheckpointer):
             self._update_best(value, iteration)
 
 
-class CallsSuper(BestCheckpointer):
-    checked = ()
-
-    def _best_checking(self):
-        self.checked += (self.trainer.iter,)
-        super()._best_checking()
-
-
 def test_a_subclass_that_checks_by_itself_is_called_as_in_detectron2(make):
     trainer, checkpointer = make()
     hook = Checking(2, checkpointer, "metric")
@@ -238,17 +230,6 @@ def test_a_subclass_that_checks_by_itself_is_called_as_in_detectron2(make):
     assert {1, 3, 5, 8} <= set(hook.checked)
     assert saved(checkpointer, "model_best_own")["iteration"] == hook.best_iter
     assert not [name for name in files(checkpointer) if name.startswith("model_best_0")]
-
-
-def test_a_subclass_that_calls_super_keeps_the_best_over_a_resume(make):
-    for start, values in ((0, [0.3, 0.9]), (4, [0.5, 0.4])):
-        trainer, checkpointer = make()
-        hook = CallsSuper(2, checkpointer, "metric")
-        trainer.register_hooks([PeriodicCheckpointer(checkpointer, 4), evaluations(2, values), hook])
-        checkpointer.resume_or_load("", resume=True)
-        trainer.train(start, start + 4)
-        assert (hook.best_metric, hook.best_iter) == (0.9, 4)
-        assert hook.checked
 
 
 # ---------------------------------------------------------------------------- the link

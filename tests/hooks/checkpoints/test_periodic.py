@@ -76,21 +76,6 @@ def test_a_checkpoint_is_named_by_its_last_finished_iteration(train, until, args
     assert not expected or last(checkpointer) == expected[-1]
 
 
-def test_a_subclass_saves_by_fvcores_step(make):
-    class Own(PeriodicCheckpointer):
-        def after_step(self):
-            self.step(self.trainer.iter, note="mine")
-
-    trainer, checkpointer = make()
-    hook = Own(checkpointer, 2, max_to_keep=2)
-    trainer.register_hooks([hook])
-    trainer.train(0, 7)
-    assert files(checkpointer) == names(3, 5)
-    assert saved(checkpointer, "model_0000003")["note"] == "mine"
-    hook.save("extra")
-    assert "extra.pth" in files(checkpointer)
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_a_checkpoint_has_the_state_of_all_hooks_after_the_step_and_metrics_are_written_before(make, first):
     order = []
@@ -116,13 +101,6 @@ def test_a_checkpoint_has_the_state_of_all_hooks_after_the_step_and_metrics_are_
     assert order == ["write", "save", "write", "save"]
     for name in ("model_0000004", "model_final"):
         assert saved(checkpointer, name)["trainer"]["hooks"]["LRScheduler"]["last_epoch"] == 5
-
-
-def test_a_requested_checkpoint_includes_the_step_of_the_request(train):
-    ask = CallbackHook(before_step=at(3, lambda trainer: trainer.request_save()))
-    _, checkpointer = train(6, 0, hooks=[ask])
-    assert files(checkpointer) == names(3)
-    assert saved(checkpointer, "model_0000003")["iteration"] == 3
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -150,16 +150,6 @@ def test_a_skipped_update_leaves_no_nan_in_the_average():
     assert all(value.isfinite().all() for value in saved(ema).values())
 
 
-def test_of_two_averages_the_first_is_evaluated_and_both_are_saved():
-    hooks, used = (EMA(0.5, warmup=False), EMA(0.9, warmup=False)), []
-    trainer = simple_trainer(*hooks)
-    trainer.register_hooks([EvalHook(3, lambda: used.append(trainer.model.first.weight.clone()))])
-    trainer.train(0, 3)
-    states = trainer.state_dict()["hooks"]
-    assert torch.equal(used[0], states["EMA"]["averaged_model"]["first.weight"])
-    assert not torch.equal(used[0], states["EMA#2"]["averaged_model"]["first.weight"])
-
-
 # ---------------------------------------------------------------------- evaluation
 
 
@@ -173,7 +163,6 @@ def test_evaluations_use_the_average_and_training_is_not_affected():
 
     look = CallbackHook(after_eval=lambda t, results: after.append(weights_of(t.model)))
     trainer = simple_trainer(look, EvalHook(4, evaluate), ema, note)
-    pointers = {name: value.data_ptr() for name, value in trainer.model.state_dict().items()}
     trainer.train(0, 8)
     simple_trainer(EvalHook(4, lambda: {}), plain).train(0, 8)
     for ours, theirs in zip(note.seen, plain.seen, strict=True):
@@ -187,18 +176,15 @@ def test_evaluations_use_the_average_and_training_is_not_affected():
     again = EMA(decay=0.5)
     simple_trainer(again).train(0, 4)
     assert_same(evaluated[0][0], saved(again))
-    assert pointers == {name: value.data_ptr() for name, value in trainer.model.state_dict().items()}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, StopTraining])
-@pytest.mark.parametrize("in_hook", [True, False])
-def test_the_weights_are_restored_after_an_evaluation_that_raises(error, in_hook):
-    def fail(*_):
+def test_the_weights_are_restored_after_an_evaluation_that_raises(error):
+    def fail():
         raise error("broken")
 
     note, ema = Note(), EMA(0.5)
-    hooks = [EvalHook(3, lambda: {}), ema, CallbackHook(before_eval=fail)] if in_hook else [EvalHook(3, fail), ema]
-    trainer = simple_trainer(note, *hooks)
+    trainer = simple_trainer(note, EvalHook(3, fail), ema)
     with contextlib.nullcontext() if error is StopTraining else pytest.raises(error):
         assert trainer.train(0, 8).reason == "broken"
     assert not ema.average.is_in_use
