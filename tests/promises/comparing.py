@@ -31,5 +31,22 @@ def csv_rows(path: Path, timings: Container[str]) -> list[dict[str, Any]]:
         return [_untimed(row, timings) for row in csv.DictReader(file)]
 
 
+def tensorboard(folder: Path, timings: Container[str]) -> dict[tuple[str, str], Any]:
+    """Return the steps and values that TensorBoard shows, by kind and name, without the values of timings."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    if not list(folder.glob("events.*")):
+        return {}
+    kinds = {"scalars": "value", "images": "encoded_image_string", "histograms": "histogram_value"}
+    events = EventAccumulator(str(folder), size_guidance=dict.fromkeys(kinds, 0)).Reload()
+    shown = {}
+    for kind, value in kinds.items():
+        for tag in events.Tags()[kind]:
+            timing = tag.rpartition("/")[2] in timings
+            found = getattr(events, kind.capitalize())(tag)
+            shown[kind, tag] = [(event.step, None if timing else getattr(event, value)) for event in found]
+    return shown
+
+
 def _untimed(row: dict[str, Any], timings: Container[str]) -> dict[str, Any]:
     return {name: None if name in timings else value for name, value in row.items() if value != ""}
