@@ -14,8 +14,6 @@ from hookline.engine.evaluation import (
     inference_on_dataset,
     result_names,
 )
-from hookline.engine.evaluation.testing import predictor
-from hookline.engine.modeling import ModelAdapter
 
 
 @EVALUATOR_REGISTRY.register()
@@ -151,32 +149,3 @@ def test_batches_of_several_shapes_are_lists_and_results_of_one_name_or_that_are
 
 
 # ---------------------------------------------------------------------- the losses of a model
-
-
-class OwnLoss(nn.Module):
-    """Returns losses in training mode, in eval mode also if ``always``."""
-
-    def __init__(self, always):
-        super().__init__()
-        self.always, self.layer, self.dropout = always, nn.Linear(2, 2), nn.Dropout(0.9)
-
-    def forward(self, batch):
-        scores = self.layer(self.dropout(batch[0]))
-        if not (self.training or self.always):
-            return scores
-        return {"loss": nn.functional.cross_entropy(scores, batch[1]), "scores": scores}
-
-
-@pytest.mark.parametrize("always", [True, False])
-def test_the_loss_is_the_models_own_without_a_loss_in_the_config(always):
-    cfg = make_cfg(["Loss"])
-    cfg.MODEL.LOSS.NAME = ""
-    model, evaluator = OwnLoss(always).train(), build_evaluator(cfg, "val")
-    predict = predictor(ModelAdapter(), evaluator, cfg.TEST.GENERATE)
-    results = inference_on_dataset(model, THREE, evaluator, predict=predict)
-    x, y = (torch.cat(parts) for parts in zip(*THREE, strict=True))
-    expected = nn.functional.cross_entropy(model.layer(x), y).item()  # without dropout
-    assert results == {"val": {"loss": pytest.approx(expected)}}
-    assert all(module.training for module in model.modules())
-    with pytest.raises(TypeError, match="must return its losses"):
-        inference_on_dataset(nn.Identity(), THREE, evaluator, predict=predict)

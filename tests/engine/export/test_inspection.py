@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from hookline.config import get_cfg
-from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.export.inspection import hash_weights, inspect_checkpoint
 
 
@@ -16,29 +15,17 @@ def net(seed=0):
     return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
 
 
-class Trainer:
-    """Return the state of a trainer."""
-
-    def __init__(self, averaged=False):
-        model = net()
-        optimizer = torch.optim.AdamW(model.parameters())
-        model(torch.ones(4, 2)).sum().backward()
-        optimizer.step()
-        cfg = get_cfg()
-        cfg.SOLVER.BASE_LR, cfg.SOLVER.OPTIMIZER.NAME = 0.5, "AdamW"
-        hooks = {"LRScheduler": {"last_epoch": 9}}
-        if averaged:
-            hooks["EMA"] = {"averaged_model": net(5).state_dict(), "evaluate": True}
-        run = {"optimizer": optimizer.state_dict(), "hooks": hooks, "run": {"config": cfg.dump()}}
-        self.state = {"iteration": 9, "data": {"epoch": 2}, **run}
-
-    def state_dict(self):
-        return self.state
-
-
-def save(folder, **trainer):
-    Checkpointer(net(), str(folder), trainer=Trainer(**trainer)).save("model")
-    return str(folder / "model.pth")
+def save(path, **hooks):
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+    cfg = get_cfg()
+    cfg.SOLVER.BASE_LR, cfg.SOLVER.OPTIMIZER.NAME = 0.5, "AdamW"
+    run = {"optimizer": optimizer.state_dict(), "hooks": hooks, "run": {"config": cfg.dump()}}
+    trainer = {"iteration": 9, "data": {"epoch": 2}, **run}
+    torch.save({"model": net().state_dict(), "trainer": trainer, "iteration": 9}, path)
+    return str(path)
 
 
 # ---------------------------------------------------------------------------- the hash
@@ -66,9 +53,10 @@ def test_the_hash_does_not_depend_on_memory_layout():
 
 
 def test_the_content_of_a_checkpoint_is_described(tmp_path):
-    path = save(tmp_path / "run")
-    report = inspect_checkpoint(str(tmp_path / "run"))
-    averaged = inspect_checkpoint(save(tmp_path, averaged=True))["averaged"]
+    path = save(tmp_path / "run.pth", LRScheduler={"last_epoch": 9})
+    report = inspect_checkpoint(path)
+    ema = {"averaged_model": net(5).state_dict(), "evaluate": True}
+    averaged = inspect_checkpoint(save(tmp_path / "averaged.pth", EMA=ema))["averaged"]
     assert averaged["sha256"] == hash_weights(net(5).state_dict())
     assert report["file"] == path
     assert (report["iteration"], report["epoch"]) == (9, 2)

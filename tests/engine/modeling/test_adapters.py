@@ -32,18 +32,6 @@ class Returns(nn.Module):
         return self.output
 
 
-def test_with_a_loss_batches_are_pairs():
-    model = nn.Linear(3, 2)
-    x, y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
-    adapter = ModelAdapter(nn.CrossEntropyLoss(label_smoothing=0.1))
-    losses = adapter.losses(model, (x, y))
-    assert list(losses) == ["loss"]
-    assert torch.equal(losses["loss"], nn.functional.cross_entropy(model(x), y, label_smoothing=0.1))
-    for batch in ((x, y), [x, y], (x,), x):
-        assert torch.equal(adapter.predict(model, batch), model(x))
-    assert adapter.targets((x, y)) is y
-
-
 LOSS, SCORES = torch.tensor(1.0), torch.zeros(2, 3)
 
 
@@ -69,7 +57,6 @@ def test_model_may_return_its_losses_in_several_forms(output, names):
     ("output", "described"),
     [
         (SCORES, r"float32 tensor \(2, 3\)"),
-        ({"loss": 1.0}, "{loss: float}"),
         ((LOSS, LOSS), r"float32 tensor \(\), float32"),
         ({"cls": LOSS, "logits": SCORES}, "logits"),
         ({"num_items": torch.tensor(3)}, "num_items"),
