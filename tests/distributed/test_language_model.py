@@ -1,74 +1,92 @@
-"""The GPT in the shape of Llama on texts of different lengths: the same losses on one rank, and split over two."""
+"""The GPT in the shape of Llama: shards train like one rank, and their run resumes on other ranks and strategies."""
+
+import shutil
 
 import pytest
 from ranks import ROOT, finish, fork, rows, tool
 
-pytestmark = pytest.mark.slow
+GPT = [
+    "--config-file", ROOT / "configs/language/gpt_1b.yaml", "MODEL.DEVICE", "cpu",
+    "MODEL.ARGS", "{'vocab_size': 256, 'block_size': 32, 'width': 16, 'depth': 2, 'heads': 4, 'kv_heads': 2}",
+    "DATASETS.TRAIN", "['small_text:train']", "DATASETS.TEST", "['small_text:test']", "DATALOADER.NUM_WORKERS", 0,
+    "DATALOADER.BATCH_SIZE", 8, "SOLVER.ACCUMULATION_STEPS", 2, "SOLVER.BASE_LR", 0.01, "SOLVER.WARMUP_ITERS", 2,
+    "SOLVER.MAX_ITER", 12, "SOLVER.CHECKPOINT_PERIOD", 4, "TEST.EVAL_PERIOD", 4, "LOG.PERIOD", 1,
+    "TEST.METRICS", "['Loss', 'Accuracy']",
+]  # fmt: skip
+FSDP = ["PARALLEL.NAME", "fsdp2", "PARALLEL.ARGS.param_dtype", "", "PARALLEL.ARGS.reduce_dtype", ""]
+COMPILED = ["MODEL.COMPILE.ENABLED", True, "MODEL.COMPILE.ARGS.backend", "aot_eager"]
+COMPILED += ["MODEL.COMPILE.MODULES", "['TransformerBlock']"]
+TENSOR = ["PARALLEL.NAME", "mesh", "PARALLEL.ARGS", "{'shard': 1, 'tensor': 2}"]
 
-TEXTS = """
-import torch
-from hookline.engine.data import Tokens
+
+def train(folder, ranks, *options, expected=0):
+    arguments = tool(*GPT, "--num-gpus", ranks, "OUTPUT_DIR", "run", *options)
+    code, out = finish(fork(arguments, folder))
+    assert code == expected, out
+    return out
 
 
-class Texts(Tokens):
-    def __getitem__(self, index):
-        inputs, targets = super().__getitem__(index)
-        return inputs, targets.where(torch.arange(len(targets)) < 8 + index * 5 % 25, -100)
-"""
-CONFIG = """
-_BASE_: "language/gpt_1b.yaml"
-MODEL:
-  DEVICE: "cpu"
-  ARGS: {vocab_size: 256, block_size: 32, width: 16, depth: 2, heads: 4, kv_heads: 2, mlp_width: 24}
-DATASETS:
-  TRAIN: [{NAME: "texts:Texts", ARGS: {path: "text.txt", block_size: 32, dtype: "uint8"}}]
-  TEST: [{NAME: "texts:Texts", ARGS: {path: "text.txt", block_size: 32, dtype: "uint8"}, AS: "test"}]
-DATALOADER: {BATCH_SIZE: 8, NUM_WORKERS: 0}
-SOLVER: {ACCUMULATION_STEPS: 2, MAX_ITER: 4, WARMUP_ITERS: 2, BASE_LR: 0.01}
-TEST: {METRICS: ["Loss", "Accuracy"]}
-LOG: {PERIOD: 1}
-PARALLEL: {NAME: "auto", ARGS: {}}
-OUTPUT_DIR: "run"
-"""
-TENSOR = ["PARALLEL.NAME", "mesh", "PARALLEL.ARGS.shard", 1, "PARALLEL.ARGS.tensor", 2]
-KINDS = {
-    "ddp": [2],
-    "fsdp2": [2, "PARALLEL.NAME", "fsdp2", "PARALLEL.ARGS.modules", "['TransformerBlock']"],
-    "tensor": [2, *TENSOR],
-    "compiled": [
-        *(1, "MODEL.COMPILE.ENABLED", True, "MODEL.COMPILE.MODULES", "['TransformerBlock']"),
-        *("MODEL.COMPILE.ARGS.backend", "aot_eager"),
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of one rank."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(folder, 1, "PARALLEL.NAME", "auto")
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """The first 8 of 12 iterations on two ranks."""
+    folder = tmp_path_factory.mktemp("sharded")
+    stop = "[{'NAME': 'mishaps:Mishap', 'ARGS': {'what': 'stop', 'at': 7}}]"
+    train(folder, 2, *FSDP, "HOOKS", stop, expected=75)
+    return folder / "run"
+
+
+def assert_same(run, other, end=13):
+    ours, theirs = rows(run), [row for row in rows(other) if row["iteration"] < end]
+    assert [row["iteration"] for row in ours] == [row["iteration"] for row in theirs]
+    assert len({row["num_items"] for row in theirs if "num_items" in row}) > 1
+    for our, their in zip(ours, theirs, strict=True):
+        assert our == pytest.approx(their, rel=2e-4), our["iteration"]
+
+
+def test_a_sharded_model_trains_like_a_whole_one(whole, sharded):
+    assert_same(sharded, whole, end=8)
+
+
+def test_each_rank_writes_its_shard_of_the_checkpoint(sharded):
+    folder = sharded / "model_0000007.pth"
+    names = {path.name for path in folder.iterdir()}
+    assert names == {".metadata", "__0_0.distcp", "__1_0.distcp", "state.pth", "checksums.json"}
+    assert (sharded / "last_checkpoint").read_text() == "model_0000007.pth"
+    sizes = [(folder / f"__{rank}_0.distcp").stat().st_size for rank in range(2)]
+    assert 0.8 < sizes[0] / sizes[1] < 1.25
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (1, ["PARALLEL.NAME", "auto"]),
+        pytest.param(2, ["PARALLEL.NAME", "ddp"], marks=pytest.mark.slow),
+        pytest.param(2, TENSOR, marks=pytest.mark.slow),
+        pytest.param(2, [*FSDP, *COMPILED], marks=pytest.mark.slow),
     ],
-}
+    ids=["one", "ddp", "tensor", "compiled"],
+)
+def test_a_sharded_run_resumes_with_any_strategy(whole, sharded, tmp_path, ranks, options):
+    shutil.copytree(sharded, tmp_path / "run")
+    assert "model_0000007.pth" in train(tmp_path, ranks, *options, "--resume")
+    assert_same(tmp_path / "run", whole)
 
 
-@pytest.fixture(scope="module")
-def train(tmp_path_factory):
-    """Train in a folder with a text, and return the rows of metrics."""
-    folder = tmp_path_factory.mktemp("language")
-    (folder / "text.txt").write_text("\n".join((ROOT / "README.md").read_text().splitlines()[:80]))
-    (folder / "texts.py").write_text(TEXTS)  # of different lengths: ranks and micro-batches differ in targets
-    (folder / "my.yaml").write_text(CONFIG)
-
-    def call(ranks, *options):
-        output = folder / f"run{len(list(folder.iterdir()))}"
-        arguments = tool("--config-file", "my.yaml", "--num-gpus", ranks, "OUTPUT_DIR", output, *options)
-        code, out = finish(fork(arguments, folder))
-        assert code == 0, out
-        return rows(output)
-
-    return call
-
-
-@pytest.fixture(scope="module")
-def alone(train):
-    return train(1)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_losses_are_those_of_one_rank(train, alone, kind):
-    found = train(*KINDS[kind])
-    assert len({row["num_items"] for row in alone if "num_items" in row}) > 1
-    for ours, theirs in zip(found, alone, strict=True):
-        for name in {"total_loss", "num_items", "grad_norm", "test/loss", "test/accuracy"} & theirs.keys():
-            assert ours[name] == pytest.approx(theirs[name], rel=2e-4), (name, theirs["iteration"])
+@pytest.mark.slow
+def test_a_damaged_shard_makes_a_resume_use_the_previous_checkpoint(sharded, tmp_path):
+    shutil.copytree(sharded, tmp_path / "run")
+    part = tmp_path / "run/model_0000007.pth/__1_0.distcp"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    out = train(tmp_path, 2, *FSDP, "--resume")
+    assert "the checksum of __1_0.distcp is wrong" in out
+    assert "Starting training from iteration 4" in out

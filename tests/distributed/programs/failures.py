@@ -1,6 +1,8 @@
 """Ranks that fail, hang or leave early, each in its own way."""
 
+import json
 import os
+import re
 import signal
 import sys
 import time
@@ -9,88 +11,65 @@ from pathlib import Path
 from results import write_result
 
 from hookline.engine import comm
-from hookline.engine.ranks import process
+from hookline.engine.ranks import local_ranks, process
 
 FOREVER = 60
+process._GRACE = process._LEAVE = 0.5
+process._ANSWER = local_ranks.GRACE = 1.0
 
 
-def ends(folder, how):
-    process._GRACE = 1.0  # not 4 seconds
-    write_result(folder, os.getpid())
-    comm.synchronize()
-    if comm.get_rank() == 1:
-        if how == "raises":
-            raise ValueError("the reason")
-        if how == "is killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if how == "is late":
-            time.sleep(2)
-    if how == "stops":
-        raise SystemExit(75)
-    if how == "is late":
-        return
-    if how == "is killed":
-        comm.synchronize()
+def sleep_forever(folder):
     time.sleep(FOREVER)
 
 
-def sleep_forever():
-    time.sleep(FOREVER)
+def search(folder):
+    re.search("(a+)+b", "a" * 60)  # takes years, and no other thread runs
 
 
-def sleeps(folder):
-    write_result(folder, os.getpid())
-    sleep_forever()
+def error(folder):
+    raise ValueError("the reason")
 
 
-def hangs(folder):
-    process._GRACE = 0.2
-    comm.synchronize()
-    write_result(folder, os.getpid())
-    if comm.get_rank() == 1:
-        sleep_forever()
-    comm.all_gather("objects")
+def kill(folder):
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def aborts(folder):
-    process._GRACE = 1.0
-    comm.synchronize()
-    if comm.get_rank() == 1:
-        sleep_forever()
-    os.abort()
+def leave(folder):
+    sys.exit(0)
 
 
-def leaves(folder, how):
-    process._GRACE, process._LEAVE, process._ANSWER = 0.5, 0.5, 1
-    write_result(folder, os.getpid())
-    comm.synchronize()
-    if comm.get_rank() == 1:
-        function, _, code = how.partition(" ")
-        if function == "os._exit":
-            os._exit(int(code))
-        if function == "sys.exit":
-            sys.exit(int(code))
-        return
+def wait(folder):
     comm.synchronize()
 
 
-def works_on(folder):
-    process._LEAVE = 0.1
-    write_result(folder, os.getpid())
-    comm.synchronize()
-    if comm.get_rank() == 1:
-        sys.exit(0)
-    while Path("/proc", (folder / "1.json").read_text()).exists():
+def work_on(folder):
+    """Wait until the process of rank 1 has ended."""
+    pid, _ = json.loads((folder / "1.json").read_text())
+    while Path(f"/proc/{pid}").exists():
         time.sleep(0.01)
 
 
-def left_behind(folder):
-    child = os.fork()
-    if not child:
+# What rank 1 does, and the others.
+WAYS = {
+    "raises": (error, sleep_forever),
+    "is killed": (kill, wait),
+    "os._exit 3": (lambda folder: os._exit(3), wait),
+    "sys.exit 0": (leave, wait),
+    "hangs": (sleep_forever, lambda folder: comm.all_gather("objects")),
+    "blocks": (search, wait),
+    "sleeps": (sleep_forever, lambda folder: os.abort()),  # as NCCL does
+    "leaves": (leave, work_on),
+    "stops": (lambda folder: sys.exit(75), lambda folder: sys.exit(75)),
+    "is ended": (sleep_forever, sleep_forever),
+}
+
+
+def main(folder, how):
+    # A child process of the rank, as a worker of a loader.
+    child = os.fork() if how == "raises" else 0
+    if how == "raises" and not child:
         time.sleep(FOREVER)
         os._exit(0)
-    write_result(folder, child)
+    write_result(folder, [os.getpid(), child])
     comm.synchronize()
-    if comm.get_rank() == 1:
-        raise ValueError("the reason")
-    time.sleep(FOREVER)
+    WAYS[how][comm.get_rank() != 1](folder)

@@ -4,8 +4,8 @@ import logging
 import shutil
 from functools import partial
 
+import pytest
 import torch
-from results import write_result
 from torch import nn
 from torch.nn import functional as F
 
@@ -31,15 +31,6 @@ class Attention(nn.Module):
         q, k, v = (part(x).view(n, length, -1, 4).transpose(1, 2) for part in (self.q, self.k, self.v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.proj(out.transpose(1, 2).reshape(n, length, -1))
-
-
-class Items(nn.Module):
-    """Counts its items, which are not the same on all ranks."""
-
-    def forward(self, scores, target):
-        losses = F.cross_entropy(scores, target, reduction="none")
-        mask = target > 2
-        return (losses * mask).sum() / mask.sum().clamp(min=1), mask.sum()
 
 
 class Net(nn.Module):
@@ -71,17 +62,18 @@ class Net(nn.Module):
         return self.head(x).transpose(1, 2).contiguous()
 
 
-def _data(seed, size):
+def data(seed, size):
+    """Texts of 8 tokens. The numbers of targets are not the same on all ranks."""
     tokens = torch.randint(12, (size, 9), generator=torch.Generator().manual_seed(seed))
-    return ArrayDataset(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+    return ArrayDataset(tokens[:, :-1].contiguous(), tokens[:, 1:].where(tokens[:, 1:] > 2, -100).contiguous())
 
 
 def train():
-    return _data(0, 44)
+    return data(0, 44)
 
 
 def test():
-    return _data(1, 13)
+    return data(1, 13)
 
 
 BASE = [
@@ -90,24 +82,17 @@ BASE = [
     "SOLVER.OPTIMIZER.NAME", "AdamW", "SOLVER.BASE_LR", "0.01", "SOLVER.MAX_ITER", "4", "SOLVER.CHECKPOINT_PERIOD", "0",
     "LOG.PERIOD", "1", "SEED", "3", "LOG.WRITERS", "['JSONWriter']", "TEST.METRICS", "['Loss']",
 ]  # fmt: skip
-CLIP = "SOLVER.CLIP_GRADIENTS"
-ALL = [
-    CLIP, "{'ENABLED': True, 'CLIP_TYPE': 'norm', 'CLIP_VALUE': 0.5}", "SOLVER.ACCUMULATION_STEPS", "2",
-    "HOOKS", "[{'NAME': 'EMA', 'ARGS': {'decay': 0.5}}]", "TEST.EVAL_PERIOD", "4", "SOLVER.CHECKPOINT_PERIOD", "4",
-    "CHECKPOINT.BEST.METRIC", "meshes:test/loss", "CHECKPOINT.ASYNC", "True", "SOLVER.MAX_ITER", "8",
-]  # fmt: skip
 RUNS = {
-    "all": ALL,
-    "value": [CLIP, "{'ENABLED': True, 'CLIP_TYPE': 'value', 'CLIP_VALUE': 0.01}", "LOG.GRAD_NORM", "True"],
-    "param_norm": [CLIP, "{'ENABLED': True, 'CLIP_TYPE': 'param_norm', 'CLIP_VALUE': 0.01}"],
-    "inf": [CLIP, "{'ENABLED': True, 'CLIP_TYPE': 'norm', 'CLIP_VALUE': 0.01}", f"{CLIP}.NORM_TYPE", float("inf")],
+    "all": [
+        "MODEL.LOSS.NAME", "TokenCrossEntropyLoss", "SOLVER.ACCUMULATION_STEPS", "2", "SOLVER.MAX_ITER", "8",
+        "SOLVER.CLIP_GRADIENTS", "{'ENABLED': True, 'CLIP_TYPE': 'norm', 'CLIP_VALUE': 0.5}",
+        "HOOKS", "[{'NAME': 'EMA', 'ARGS': {'decay': 0.5}}]", "TEST.EVAL_PERIOD", "4", "SOLVER.CHECKPOINT_PERIOD", "4",
+        "CHECKPOINT.BEST.METRIC", "meshes:test/loss", "CHECKPOINT.ASYNC", "True",
+    ],
     "autocast": ["SOLVER.AMP.ENABLED", "True"],
     "bfloat16": [],
-    "token_loss": ["MODEL.LOSS.NAME", "TokenCrossEntropyLoss"],
-    "plain": [],
-    "items": ["MODEL.LOSS.NAME", "meshes:Items", "SOLVER.ACCUMULATION_STEPS", "2"],
     "tied": ["MODEL.ARGS.tied", "True"],
-}
+}  # fmt: skip
 
 
 def config(folder, *options):
@@ -168,14 +153,9 @@ def resume(folder, first, then):
     run(copy, parse(then), "all", resume=True)
 
 
-class Untouched(nn.Sequential):
-    """Has no plan."""
-
+class Tied(Net):
     def __init__(self):
-        super().__init__(nn.Embedding(12, 16), nn.Linear(16, 12))
-
-    def forward(self, tokens):
-        return super().forward(tokens).transpose(1, 2)
+        super().__init__(tied=True)
 
 
 class Scaled(Net):
@@ -197,6 +177,8 @@ class Odd(Net):
         super().__init__()
         self.odd = nn.Linear(16, 3)
 
+    tensor_parallel_plan = None
+
 
 class Gated(Net):
     """Has an operation over the whole width between two layers that are split."""
@@ -207,7 +189,10 @@ class Gated(Net):
         return self.head(x + self.attention(self.norm1(x)) + self.mlp_proj(gates)).transpose(1, 2).contiguous()
 
 
-def few_steps(strategy, build=Net):
+# ---------------------------------------------------------------------- checks
+
+
+def few_steps(strategy, build):
     """The losses of three steps over the same batch on each rank."""
     torch.manual_seed(5)
     model = strategy.wrap(build(), torch.device("cpu"))
@@ -224,65 +209,56 @@ def few_steps(strategy, build=Net):
     return losses
 
 
-def errors(folder):
-    logging.disable(logging.WARNING)
-    found = {}
-    split = {"shard": 1, "tensor": 2}
-    cases = {
-        "product": {"replicate": 3, "shard": 1, "tensor": 1},
-        "left": {"shard": 3, "replicate": -1},
-        "pattern": {**split, "plan": {"atention.q": "colwise"}},
-        "word": {**split, "plan": {"mlp": "rowwse"}},
-        "twice": {**split, "plan": {"mlp": "colwise", "ml?": "rowwise"}},
-        "kind": {**split, "plan": {"norm1": "colwise->replicate"}},
-        "tied": {**split, "plan": {"tokens": "colwise->replicate", "head": "colwise->replicate"}},
-        "none": split,
-        "size": {"replicate": 1, "shard": 1, "tensor": 2, "plan": {"odd": "colwise->replicate"}},
-        "forgotten": {**split, "plan": {"mlp": "colwise"}},
-        "whole width": split,
-        "whole width in bfloat16": {**split, "param_dtype": "bfloat16"},
-    }
-    models = {"none": "meshes:Untouched", "whole width": "meshes:Gated", "whole width in bfloat16": "meshes:Gated"}
-    models["size"] = "meshes:Odd"
-    for name, args in cases.items():
-        more = ["MODEL.NAME", models[name]] if name in models else ["MODEL.ARGS.tied", str(name == "tied")]
-        try:
-            made = DefaultTrainer(config(folder / name, "PARALLEL.NAME", "mesh", "PARALLEL.ARGS", repr(args), *more))
-            made.train()
-        except (ConfigError, RuntimeError) as error:
-            found[name] = str(error)
-    found["losses"] = [few_steps(Strategy()), few_steps(Mesh(shard=1, tensor=2))]
-    given = config(
-        folder / "scaled", "PARALLEL.NAME", "mesh", "PARALLEL.ARGS.tensor", "2", "MODEL.NAME", "meshes:Scaled"
+def check_layers_are_split_exactly_also_with_plans_of_transformers(folder):
+    import transformers
+
+    class Causal(nn.Module):
+        """Returns its scores."""
+
+        def __init__(self, kind):
+            super().__init__()
+            size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 12}
+            heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": True}
+            given = getattr(transformers, f"{kind}Config")(**size, **heads)
+            self.model = getattr(transformers, f"{kind}ForCausalLM")(given)
+            self._tp_plan = {f"model.{pattern}": style for pattern, style in self.model._tp_plan.items()}
+
+        def forward(self, tokens):
+            return self.model(input_ids=tokens).logits.transpose(1, 2).contiguous()
+
+    for build in (Net, partial(Causal, "Llama"), partial(Causal, "Qwen3")):
+        alone, split = few_steps(Strategy(), build), few_steps(Mesh(shard=1, tensor=2), build)
+        assert split == pytest.approx(alone, rel=1e-5)
+        assert alone[2] < alone[0]
+
+
+def check_a_mesh_or_plan_that_does_not_fit_is_an_error_that_names_it(folder):
+    gathered = "colwise->replicate"
+    for model, args, message in (
+        ("Net", {"replicate": 3, "tensor": 1}, "replicate 3 x shard 1 x tensor 1 does not give .* 2. Start 3 ranks"),
+        ("Net", {"replicate": -1, "shard": 3, "tensor": 1}, "shard 3 x tensor 1 does not give the number of ranks, 2"),
+        ("Net", {"plan": {"atention.q": "colwise"}}, "matches 'atention.q'; did you mean 'attention.q'"),
+        ("Net", {"plan": {"mlp": "rowwse"}}, "'rowwse' is not known; did you mean 'rowwise'"),
+        ("Net", {"plan": {"mlp": "colwise", "ml?": "rowwise"}}, r"'ml\?' and an earlier pattern match mlp"),
+        ("Net", {"plan": {"norm1": gathered}}, "norm1 is a LayerNorm"),
+        ("Net", {"plan": {"mlp": "colwise"}}, 'mlp is "colwise" without a counterpart'),
+        ("Tied", {"plan": {"tokens": gathered, "head": gathered}}, "tokens.weight and head.weight are one parameter"),
+        ("Odd", {"plan": {"odd": gathered}}, "2 ranks cannot split odd .* of size 3"),
+        ("Odd", {}, "needs a plan, and Odd has no tensor_parallel_plan"),
+        ("Gated", {}, "an operation before mlp_proj, such as softmax or a norm, needs the whole width"),
+        ("Gated", {"param_dtype": "bfloat16"}, "an operation before mlp_proj"),
+    ):
+        args = {"shard": 1, "tensor": 2} | args
+        more = ["MODEL.NAME", f"meshes:{model}", "PARALLEL.NAME", "mesh", "PARALLEL.ARGS", repr(args)]
+        with pytest.raises((ConfigError, RuntimeError), match=message):
+            DefaultTrainer(config(folder, *more)).train()
+
+
+def check_a_whole_parameter_between_split_layers_differs_between_ranks(folder):
+    trainer = DefaultTrainer(
+        config(folder, "PARALLEL.NAME", "mesh", "PARALLEL.ARGS.tensor", "2", "MODEL.NAME", "meshes:Scaled")
     )
-    made = DefaultTrainer(given)
-    made.train()
-    whole = {name: one for name, one in made.model.named_parameters() if not splits(one, "tensor")}
-    found["differ"] = differing_copies(whole, made.strategy._tensor_mesh.get_group())
-    write_result(folder, found)
-
-
-class Causal(nn.Module):
-    """A model of transformers that returns its scores."""
-
-    def __init__(self, kind):
-        super().__init__()
-        import transformers
-
-        size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 12}
-        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": True}
-        config = getattr(transformers, f"{kind}Config")(**size, **heads)
-        self.model = getattr(transformers, f"{kind}ForCausalLM")(config)
-        self._tp_plan = {f"model.{pattern}": style for pattern, style in self.model._tp_plan.items()}
-
-    def forward(self, tokens):
-        return self.model(input_ids=tokens).logits.transpose(1, 2).contiguous()
-
-
-def plans_of_transformers(folder):
-    logging.disable(logging.WARNING)
-    found = {}
-    for kind in ("Llama", "Qwen3"):
-        build = partial(Causal, kind)
-        found[kind] = [few_steps(strategy, build) for strategy in (Strategy(), Mesh(shard=1, tensor=2))]
-    write_result(folder, found)
+    trainer.train()
+    whole = {name: one for name, one in trainer.model.named_parameters() if not splits(one, "tensor")}
+    found = differing_copies(whole, trainer.strategy._tensor_mesh.get_group())
+    assert [one.partition(" than ")[0] for one in found] == ["rank 1 has another scale"]

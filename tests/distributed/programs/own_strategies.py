@@ -1,101 +1,127 @@
-"""The strategies of docs/distributed.md: training, resume, evaluation. Their files are in the ranks' folder."""
+"""Strategies as a user writes them, of docs/distributed.md and tests/distributed/strategies: training and resume."""
 
-import logging
 import shutil
 import sys
-from pathlib import Path
 
+import pytest
 import torch
-from results import write_result
+from parts import CLIP, ROOT, equal, run_of, whole
+from ranks import rows
+from snippets import Page
 
-from hookline.config import ConfigError, get_cfg
-from hookline.engine import DefaultTrainer, comm
+from hookline.config import ConfigError
+from hookline.engine import comm
+from hookline.engine.parallel import Strategy
+from hookline.hooks import HookBase
 
-ROOT = Path(__file__).parents[3]
-# What a run needs besides its strategy. With 61 samples, the shares of two ranks differ.
-OPTIONS = {
-    "tensor_parallel": ["HOOKS", "['strategies:DrawnSame']"],
-    "local_sgd": [
-        *("HOOKS", "[{'NAME': 'local_sgd:AverageWeights', 'ARGS': {'period': 2}}]", "DATALOADER.BATCH_SIZE", 62),
-        *("SOLVER.OPTIMIZER.NAME", "SGD", "SOLVER.OPTIMIZER.ARGS.momentum", 0.9),
-    ],
-    "by_hand": ["SOLVER.ACCUMULATION_STEPS", 2],
+
+class DrawnSame(HookBase):
+    """Checks that ranks that share a batch draw the same random numbers, for dropout."""
+
+    def after_step(self):
+        drawn = comm.all_gather(torch.rand(()).item())
+        assert len(set(drawn)) == comm.get_data_size(), drawn
+
+
+# Each strategy, and what its run needs besides.
+STRATEGIES = {
+    "tensor_parallel:TensorParallel": ["HOOKS", ["own_strategies:DrawnSame"]],
+    "hsdp:HSDP": [],
+    "by_hand:ByHand": ["SOLVER.ACCUMULATION_STEPS", 2],
+    "engine_step:EngineStrategy": [],
 }
+LEFT_OUT = ("time", "data_time", "eta_seconds", "slowest_rank", "num_items")
+LOCAL_SGD = ["HOOKS", [{"NAME": "local_sgd:AverageWeights", "ARGS": {"period": 2}}], "DATALOADER.BATCH_SIZE", 62]
 
 
-def make(folder, name, strategy, *options, resume=False):
-    cfg = get_cfg()
-    cfg.merge_from_file(str(ROOT / "configs/synthetic/mlp.yaml"))
-    given = [
-        *("MODEL.DEVICE", "cpu", "OUTPUT_DIR", folder / name, "SEED", 3),
-        *("DATALOADER.BATCH_SIZE", 61, "SOLVER.MAX_ITER", 8, "SOLVER.CHECKPOINT_PERIOD", 3, "LOG.PERIOD", 1),
-        *("TEST.EVAL_PERIOD", 4, "PARALLEL.NAME", strategy, "LOG.WRITERS", "['JSONWriter']"),
-        *("SOLVER.CLIP_GRADIENTS", "{'ENABLED': True, 'CLIP_TYPE': 'norm', 'CLIP_VALUE': 0.2}"),
-    ]
-    given += ["MODEL.ARGS.hidden", "[32, 16]", *OPTIONS.get(name.split("-")[0], [])]
-    cfg.merge_from_list([str(value) for value in (*given, *options)])
-    trainer = DefaultTrainer(cfg)
-    trainer.resume_or_load(resume=resume)
-    return trainer
+def trainer_of(folder, strategy, *options, resume=False):
+    # With 61 samples, the shares of two ranks differ.
+    given = ["MODEL.ARGS.hidden", [32, 16], "DATALOADER.BATCH_SIZE", 61, "SOLVER.MAX_ITER", 8]
+    given += ["SOLVER.CHECKPOINT_PERIOD", 3, "TEST.EVAL_PERIOD", 4, *CLIP, "SOLVER.CLIP_GRADIENTS.CLIP_VALUE", 0.2]
+    return run_of(folder, *given, "PARALLEL.NAME", strategy, *options, resume=resume)
 
 
-def weights(trainer):
-    state = trainer.model.state_dict()
-    return [value.full_tensor() if hasattr(value, "full_tensor") else value for value in state.values()]
-
-
-def copy(folder, name, new):
-    """Copy a run as it was after iteration 2."""
+def resume(folder, strategy, *options):
+    """Resume a copy of a run as it was after iteration 2; return its folder and trainer."""
+    copy = folder.with_name(f"{folder.name}-{strategy}")
     if comm.is_main_process():
-        shutil.copytree(folder / name, folder / new)
-        (folder / new / "last_checkpoint").write_text("model_0000002.pth")
+        shutil.copytree(folder, copy)
+        (copy / "last_checkpoint").write_text("model_0000002.pth")
     comm.synchronize()
+    trainer = trainer_of(copy, strategy, *options, resume=True)
+    assert trainer.start_iter == 3
+    trainer.train()
+    comm.synchronize()
+    return copy, trainer
 
 
-def train(folder, strategies):
-    """Train with each strategy, and resume on the same number of ranks."""
+def assert_same(ours, theirs):
+    for our, their in zip(rows(ours, LEFT_OUT), rows(theirs, LEFT_OUT), strict=True):
+        assert our == pytest.approx(their, rel=1e-4, abs=1e-6)
+
+
+def check_each_strategy_trains_as_ddp_and_resumes_exactly(folder):
+    if comm.is_main_process():
+        page = {snippet.file: snippet.text for snippet in Page(ROOT / "docs/distributed.md").snippets}
+        (folder / "tensor_parallel.py").write_text(page["tensor_parallel.py"])
     sys.path.insert(0, str(folder))
-    logging.disable(logging.WARNING)
-    same = {}
-    for strategy in strategies.split(","):
-        name = strategy.partition(":")[0]
-        through = make(folder, name, strategy)
+    trainer_of(folder / "ddp", "ddp").train()
+    for strategy, options in STRATEGIES.items():
+        run = folder / strategy
+        through = trainer_of(run, strategy, *options)
         through.train()
-        copy(folder, name, f"{name}-resumed")
-        resumed = make(folder, f"{name}-resumed", strategy, resume=True)
-        assert resumed.start_iter == 3
-        resumed.train()
-        same[name] = all(map(torch.equal, weights(resumed), weights(through)))
-        if hasattr(resumed.strategy, "engine"):
-            same["engine's steps"] = resumed.strategy.engine.steps
-    write_result(folder, same)
+        comm.synchronize()
+        assert_same(run, folder / "ddp")
+        copy, again = resume(run, strategy, *options)
+        assert equal(whole(again.model.state_dict()), whole(through.model.state_dict()))
+        assert rows(copy) == rows(run)
+        assert not hasattr(again.strategy, "engine") or again.strategy.engine.steps == 5
+        assert_same(resume(run, "ddp")[0], folder / "ddp")
 
 
-def alone(folder, *others):
-    """Train on one rank, resume the runs of several, and evaluate their last checkpoints."""
-    logging.disable(logging.WARNING)
-    make(folder, "alone", "auto").train()
-    results = {}
-    for name in others:
-        if name != "local_sgd":
-            copy(folder, name, f"{name}-alone")
-            make(folder, f"{name}-alone", "auto", resume=True).train()
-        last = make(folder, "evaluated", "auto", "MODEL.WEIGHTS", folder / name / "model_final.pth")
-        results[name] = last.evaluate()["synthetic"]["accuracy"]
-    write_result(folder, results)
+def check_local_sgd_resumes_exactly_with_the_same_weights_on_all_ranks(folder):
+    through = trainer_of(folder / "run", "local_sgd:LocalSGD", *LOCAL_SGD)
+    through.train()
+    _, again = resume(folder / "run", "local_sgd:LocalSGD", *LOCAL_SGD)
+    assert equal(again.model.state_dict(), through.model.state_dict())
+    assert equal(again.model.state_dict(), comm.broadcast_object(again.model.state_dict()))
 
 
-def refusals(folder):
-    """What the strategies do not work with."""
-    sys.path.insert(0, str(folder))
-    logging.disable(logging.CRITICAL)
-    found = []
-    for options in (
-        ["engine_step:EngineStrategy", "SOLVER.AMP", "{'ENABLED': True, 'DTYPE': 'float16'}"],
-        ["by_hand:ByHand", "SOLVER.COMPILE_STEP", True],
+# ---------------------------------------------------------------------- what is refused
+
+
+class Undeclared(Strategy):
+    """Shards the model, and does not say that its ranks share a batch."""
+
+    def wrap(self, model, device):
+        from tensor_parallel import TensorParallel
+
+        return TensorParallel().wrap(model, device)
+
+
+class EachItsOwn(Strategy):
+    """Each rank trains its own weights."""
+
+
+def check_a_sharding_strategy_must_declare_which_ranks_share_a_batch(folder):
+    with pytest.raises(ConfigError, match="Undeclared neither averages gradients nor has ranks share a batch"):
+        trainer_of(folder / "run", "own_strategies:Undeclared").train()
+
+
+def check_a_run_with_other_weights_on_each_rank_cannot_be_resumed(folder):
+    trainer_of(folder, "own_strategies:EachItsOwn").train()
+    comm.synchronize()
+    before = {path: path.read_bytes() for path in folder.glob("*.pth")}
+    for strategy in ("own_strategies:EachItsOwn", "ddp"):
+        with pytest.raises(ConfigError, match="cannot be resumed: its run held other weights"):
+            trainer_of(folder, strategy, "SOLVER.MAX_ITER", 10, resume=True)
+    assert {path: path.read_bytes() for path in folder.glob("*.pth")} == before
+
+
+def check_what_does_not_work_with_own_methods_is_refused(folder):
+    for key, strategy, *options in (
+        ("SOLVER.AMP.DTYPE", "engine_step:EngineStrategy", "SOLVER.AMP", {"ENABLED": True, "DTYPE": "float16"}),
+        ("SOLVER.COMPILE_STEP", "by_hand:ByHand", "SOLVER.COMPILE_STEP", True),
     ):
-        try:
-            make(folder, "refused", *options).train()
-        except ConfigError as error:
-            found.append(str(error))
-    write_result(folder, found)
+        with pytest.raises(ConfigError, match=key):
+            trainer_of(folder, strategy, *options).train()

@@ -5,11 +5,12 @@ import warnings
 
 import pytest
 import torch
+from parts import CPU, LOSS, Items, points
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hookline.config import ConfigError
-from hookline.engine import HookBase, SimpleTrainer, comm, hooks
+from hookline.engine import SimpleTrainer, comm, hooks
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.modeling import ModelAdapter
 from hookline.engine.parallel import DDP, FSDP2, Mesh
@@ -18,8 +19,6 @@ from hookline.engine.ranks import agreement
 from hookline.engine.train_loop import TrainerBase
 from hookline.hooks import CallbackHook, EventWriter, Every, StopTraining, get_event_storage
 from hookline.hooks.evaluation import Monitor
-
-CPU = torch.device("cpu")
 
 
 class Steps(TrainerBase):
@@ -54,21 +53,12 @@ def assert_same(value):
 
 def model():
     torch.manual_seed(0)
-    return nn.Linear(3, 2)
-
-
-def batches():
-    torch.manual_seed(10 + comm.get_rank())
-    return [(torch.randn(4, 3), torch.randint(2, (4,))) for _ in range(5)]
+    return nn.Linear(6, 3)
 
 
 def trainer_of(model, data=None, **arguments):
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return SimpleTrainer(model, data or batches(), optimizer, **arguments)
-
-
-def classifier(model):
-    return trainer_of(model, adapter=ModelAdapter(nn.CrossEntropyLoss()))
+    data = data or [points(4, 10 * seed + comm.get_rank()).tensors for seed in range(5)]
+    return SimpleTrainer(model, data, torch.optim.SGD(model.parameters(), 0.1), **arguments)
 
 
 # ---------------------------------------------------------------------- decisions
@@ -115,18 +105,6 @@ def check_periods_in_seconds_end_at_the_same_step_on_all_ranks(folder):
     assert_same(at)
 
 
-def check_hooks_registered_on_all_ranks_join_with_the_next_step(folder):
-    seen = []
-
-    def join(trainer):
-        if trainer.iter == 5:
-            time.sleep(0.1 * comm.get_rank())
-            trainer.register_hooks([CallbackHook(before_step=lambda t: seen.append(t.iter))])
-
-    agreed(CallbackHook(after_step=join), steps=8)
-    assert seen == [6, 7]
-
-
 def check_a_hook_registered_on_one_rank_only_is_an_error_on_all_ranks(folder):
     def register(trainer):
         trainer.register_hooks([hooks.PeriodicWriter([], period=100000)])
@@ -143,8 +121,7 @@ class NanBeside(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.linear = nn.Linear(3, 2)
-        self.steps = 0
+        self.linear, self.steps = nn.Linear(6, 3), 0
 
     def forward(self, batch):
         self.steps += 1
@@ -158,42 +135,28 @@ def check_a_nan_loss_without_gradient_stops_all_ranks_at_the_same_step(folder):
     assert_same(result.iteration)
 
 
-class Masked(nn.Module):
-    """Returns a mean over items. For a share without items, the loss and its gradient are 0/0."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(3, 1)
-
-    def forward(self, batch):
-        x, mask = batch
-        return {"loss": (self.linear(x).square()[:, 0] * mask).sum() / mask.sum(), "num_items": mask.sum()}
-
-
 def check_a_nan_gradient_of_a_share_without_items_never_reaches_the_weights(folder):
-    x, full = torch.ones(4, 3), torch.ones(4)
-    none = full if comm.is_main_process() else torch.zeros(4)
+    (x, y), sign = points(4).tensors, 1 if comm.is_main_process() else -1
+    full, none = (x.abs(), y), (x.abs() * sign, y)
     ends = []
     for policy in ("raise", "skip", "stop"):
-        wrapped = DDP().wrap(Masked(), CPU)
-        trainer = trainer_of(wrapped, [(x, full), (x, full), (x, none), (x, full)], nonfinite=policy)
+        wrapped = DDP().wrap(Items(least=0), CPU)
+        trainer = trainer_of(wrapped, [full, full, none, full], nonfinite=policy)
         try:
             result = trainer.train(0, 4)
-            ends.append((result.reason, result.iteration, trainer.nonfinite.steps))
+            ends.append((result.iteration, trainer.nonfinite.steps, "at iteration 2" in result.reason))
         except FloatingPointError as error:
             ends.append(str(error))
         assert all(bool(weight.isfinite().all()) for weight in wrapped.parameters())
-    message = "on rank 0 the gradient of linear.weight and 1 others is NaN or infinite at iteration 2"
-    assert ends[0].startswith(message)
-    assert ends[1] == ("completed", 4, 1)
-    assert ("at iteration 2" in ends[2][0], ends[2][1]) == (True, 3)
+    assert ends[0].startswith("on rank 0 the gradient of layer.weight and 1 others is NaN or infinite at iteration 2")
+    assert ends[1:] == [(4, 1, False), (3, 1, True)]
 
 
 def check_num_items_is_the_number_in_the_global_batch(folder):
-    first = float(comm.is_main_process())
+    x, y = points(4).tensors
+    x[:, 0] = torch.tensor([1.0, 1.0, 1.0, 1.0] if comm.is_main_process() else [1.0, 0.0, 1.0, 0.0])
     for steps in (1, 2):
-        data = [(torch.ones(4, 3), torch.tensor([1.0, first, 1.0, first]))]
-        trainer = trainer_of(DDP().wrap(Masked(), CPU), data, accumulation_steps=steps)
+        trainer = trainer_of(DDP().wrap(Items(), CPU), [(x, y)], accumulation_steps=steps)
         trainer.train(0, 1)
         assert trainer.storage.latest()["num_items"][0] == 6
 
@@ -232,7 +195,7 @@ class Recorder(EventWriter):
 
 def check_writers_and_checkpointers_on_rank_0_only_work_as_in_detectron2(folder):
     wrapped, recorder = DistributedDataParallel(model()), Recorder()
-    trainer = classifier(wrapped)
+    trainer = trainer_of(wrapped, adapter=LOSS)
     checkpointer = Checkpointer(wrapped, str(folder), trainer=trainer)
     mine = [hooks.IterationTimer()]
     if comm.is_main_process():
@@ -250,20 +213,17 @@ def check_writers_and_checkpointers_on_rank_0_only_work_as_in_detectron2(folder)
 
 
 def check_hooks_of_all_ranks_see_values_over_ranks(folder):
-    trainer, recorder, own = classifier(DDP().wrap(model(), CPU)), Recorder(), []
+    trainer, recorder, own = trainer_of(DDP().wrap(model(), CPU), adapter=LOSS), Recorder(), []
 
-    class Own(HookBase):
-        def before_backward(self, losses):
-            own.append(losses.item())
+    def put(trainer):
+        rank, storage = comm.get_rank(), trainer.storage
+        for how in ("mean", "sum", "max", "min"):
+            storage.put_scalar(f"own/{how}", trainer.iter + rank, over_ranks=how)
+        if rank == 0 or trainer.iter % 2:  # rank 1 puts none in even iterations
+            storage.put_scalar("own/some", 10.0 * rank, over_ranks="mean")
 
-        def after_step(self):
-            rank, storage = comm.get_rank(), self.trainer.storage
-            for how in ("mean", "sum", "max", "min"):
-                storage.put_scalar(f"own/{how}", self.trainer.iter + rank, over_ranks=how)
-            if rank == 0 or self.trainer.iter % 2:  # rank 1 puts none in even iterations
-                storage.put_scalar("own/some", 10.0 * rank, over_ranks="mean")
-
-    trainer.register_hooks([Own(), hooks.IterationTimer(warmup_iter=0), hooks.PeriodicWriter([recorder], period=2)])
+    mine = CallbackHook(before_backward=lambda t, losses: own.append(losses.item()), after_step=put)
+    trainer.register_hooks([mine, hooks.IterationTimer(warmup_iter=0), hooks.PeriodicWriter([recorder], period=2)])
     trainer.train(0, 7)
     first, second = comm.all_gather(own)
     assert first != second
@@ -271,7 +231,7 @@ def check_hooks_of_all_ranks_see_values_over_ranks(folder):
     assert shown == pytest.approx([(a + b) / 2 for a, b in zip(first, second, strict=True)])
     assert_same(shown)
     histories = trainer.storage.histories("own/")
-    # Iterations 0 to 6: the values of the ranks are the iteration, and one more.
+    # The values of the ranks are the iteration, and one more.
     expected = {"mean": [i + 0.5 for i in range(7)], "sum": [2 * i + 1 for i in range(7)], "max": list(range(1, 8))}
     for how, values in (expected | {"min": list(range(7))}).items():
         assert [value for value, _ in histories[f"own/{how}"].values()] == values
@@ -285,20 +245,22 @@ def check_hooks_of_all_ranks_see_values_over_ranks(folder):
 
 
 def check_before_evaluation_copies_the_buffers_of_rank_0(folder):
-    torch.manual_seed(comm.get_rank())
-    norm = DDP().wrap(nn.BatchNorm1d(3), CPU)
-    norm(torch.randn(4, 3))
-    first, second = comm.all_gather(norm.module.running_mean.tolist())
-    assert first != second
-    DDP().before_evaluation(norm)
-    assert norm.module.running_mean.tolist() == first
+    for strategy in (DDP(), FSDP2(min_params=1)):
+        torch.manual_seed(comm.get_rank())
+        norm = nn.BatchNorm1d(3)
+        wrapped = strategy.wrap(norm, CPU)
+        wrapped(torch.randn(4, 3))
+        first, second = comm.all_gather(norm.running_mean.tolist())
+        assert first != second
+        strategy.before_evaluation(wrapped)
+        assert norm.running_mean.tolist() == first
 
 
 def check_weights_or_rates_that_one_rank_changes_alone_are_an_error_at_the_next_save_or_the_end(folder):
     def train(do, period=0):
         wrapped = DDP().wrap(model(), CPU)
         wrapped.module.frozen = nn.Parameter(torch.full((2,), float(comm.get_rank())), requires_grad=False)
-        trainer = classifier(wrapped)
+        trainer = trainer_of(wrapped, adapter=LOSS)
         saves = [hooks.PeriodicCheckpointer(Checkpointer(wrapped, str(folder)), period)] if period else []
         trainer.register_hooks([on_rank(1, 5, do), *saves])
         return trainer.train(0, 12).reason
@@ -333,7 +295,7 @@ def check_a_rank_that_builds_another_model_is_named_with_the_parameter(folder):
 class Halves(nn.Module):
     def __init__(self):
         super().__init__()
-        self.used, self.unused = nn.Linear(3, 2), nn.Linear(3, 2)
+        self.used, self.unused = nn.Linear(6, 3), nn.Linear(6, 3)
 
     def forward(self, x):
         return self.used(x)
@@ -343,24 +305,21 @@ def check_parameters_without_gradient_are_named_and_the_suggested_keys_help(fold
     for options in ({"find_unused_parameters": True}, {"static_graph": True}):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            assert classifier(DDP(**options).wrap(Halves(), CPU)).train(0, 3).reason == "completed"
+            assert trainer_of(DDP(**options).wrap(Halves(), CPU), adapter=LOSS).train(0, 3).reason == "completed"
     names = r"unused\.weight, unused\.bias.*PARALLEL\.ARGS\.find_unused_parameters"
     with pytest.raises(RuntimeError, match=rf"(?s)on rank {comm.get_rank()} the losses .*{names}"):
-        classifier(DDP().wrap(Halves(), CPU)).train(0, 3)
+        trainer_of(DDP().wrap(Halves(), CPU), adapter=LOSS).train(0, 3)
 
 
 # ---------------------------------------------------------------------- one rank alone
 
 
-class Alone(Steps):
-    def run_step(self):
-        if self.iter == 5 and comm.get_rank() == 1:
-            raise {"stop": StopTraining, "interrupt": KeyboardInterrupt}[self.how]("in the step")
-        super().run_step()
+def alone(folder):
+    class Alone(Steps):
+        def run_step(self):
+            if self.iter == 5 and comm.get_rank() == 1:
+                raise StopTraining("in the step")
+            super().run_step()
 
-
-def alone(folder, how):
     agreement._WAIT = 1.0
-    trainer = Alone()
-    trainer.how = how
-    trainer.train(0, 100000)
+    Alone().train(0, 100000)
