@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from small_runs import Counter
 from torch import nn
 
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer, save_weights
 from hookline.engine.checkpoint.weights import (
     averaged_weights,
-    check_weights,
     choose_weights,
     find_checkpoint,
     read_checkpoint,
@@ -206,20 +204,6 @@ def test_auto_chooses_the_weights_that_the_run_evaluated(checkpoint, source, ave
     weights, which = choose_weights(checkpoint, source)
     assert same(weights, AVERAGED if averaged else STATE)
     assert which.startswith("averaged by " if averaged else "model")
-
-
-# ---------------------------------------------------------------------------- the check before a run
-
-
-def test_check_weights_names_the_file_and_the_problem(tmp_path):
-    Checkpointer(net(), str(tmp_path), trainer=Counter(1)).save("model_1")
-    path = tmp_path / "model_1.pth"
-    check_weights(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"model_1\.pth holds no averaged weights"):
-        check_weights(str(path), "averaged")
-    path.write_bytes(path.read_bytes()[:300])
-    with pytest.raises(ConfigError, match=r"model_1\.pth is damaged"):
-        check_weights(str(tmp_path))
 
 
 # ---------------------------------------------------------------------------- saving

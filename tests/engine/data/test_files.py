@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from hookline.config import ConfigError, get_cfg
+from hookline.config import ConfigError
 from hookline.configs.language.python_docs import blocks
-from hookline.engine import comm
-from hookline.engine.data import EpochIterator, ImageFolder, Tokens, build_train_loader, get_dataset
+from hookline.engine.data import ImageFolder, Tokens, get_dataset
 
 
 @pytest.fixture
@@ -33,22 +32,6 @@ def test_the_folders_are_the_classes(folder):
     normalize = {"NAME": "Normalize", "ARGS": {"mean": [0.2, 0.0, 0.2], "std": 0.1}}
     image, _ = ImageFolder(str(folder / "train"), transforms=[normalize])[1]
     assert image[:, 0, 0].tolist() == pytest.approx([0, 2, 0])
-
-
-def test_transforms_are_drawn_anew_in_each_epoch_whatever_the_workers(folder):
-    cfg = get_cfg()
-    args = {"root": str(folder / "train"), "size": [4, 4], "transforms": ["RandomHorizontalFlip", "RandomCrop"]}
-    cfg.merge_from_list(["MODEL.DEVICE", "cpu", "SEED", 1, "DATALOADER.BATCH_SIZE", 3])
-    cfg.DATASETS.TRAIN = [{"NAME": "ImageFolder", "ARGS": args}]
-
-    def epochs(workers):
-        cfg.DATALOADER.NUM_WORKERS = workers
-        batches = EpochIterator(build_train_loader(cfg))
-        return [next(batches)[0] for _ in range(2)]
-
-    first, second = epochs(0)
-    assert not torch.equal(first, second)
-    assert all(map(torch.equal, epochs(1), (first, second)))
 
 
 def test_it_is_known_whether_random_numbers_are_drawn(folder):
@@ -95,35 +78,6 @@ def test_a_file_of_tokens_is_split_into_blocks(tmp_path, dtype):
         Tokens(str(tmp_path / "tokens.bin"), block_size=11, dtype=dtype)
     with pytest.raises(ConfigError, match=r"token\.bin; did you mean"):
         Tokens(str(tmp_path / "token.bin"), block_size=5, dtype=dtype)
-
-
-def batches(rank, ranks, monkeypatch, workers=0):
-    monkeypatch.setattr(comm, "get_data_rank", lambda: rank)
-    monkeypatch.setattr(comm, "get_data_size", lambda: ranks)
-    cfg = get_cfg()
-    cfg.merge_from_list(["MODEL.DEVICE", "cpu", "SEED", 1, "DATALOADER.BATCH_SIZE", 4])
-    cfg.DATALOADER.NUM_WORKERS = workers
-    cfg.DATASETS.TRAIN = [{"NAME": "Tokens", "ARGS": {"path": "numbers", "block_size": 3}}]
-    return EpochIterator(build_train_loader(cfg))
-
-
-def read(iterators, steps):
-    """The first token of each sample, in each step over all ranks."""
-    return [[token for it in iterators for token in next(it)[0][:, 0].tolist()] for _ in range(steps)]
-
-
-def test_a_resume_on_any_number_of_ranks_reads_the_remaining_samples(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    np.arange(121, dtype=np.uint16).tofile("numbers")  # 40 samples, each starts with another token
-    whole = read([batches(0, 1, monkeypatch)], 20)
-    assert sorted(token for step in whole[:10] for token in step) == list(range(0, 120, 3))
-    for before, after in ((1, 2), (2, 4)):
-        first = [batches(rank, before, monkeypatch) for rank in range(before)]
-        assert read(first, 7) == whole[:7]
-        second = [batches(rank, after, monkeypatch, workers=int(before == 1)) for rank in range(after)]
-        for iterator in second:
-            iterator.load_state_dict(first[0].state_dict())
-        assert read(second, 13) == whole[7:]
 
 
 def test_no_piece_of_the_text_is_both_for_training_and_for_testing():

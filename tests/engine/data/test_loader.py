@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from hookline.config import get_cfg
 from hookline.engine.data import (
@@ -39,21 +39,6 @@ class OneIsBroken(Dataset):
         return torch.zeros(3)
 
 
-@DATASET_REGISTRY.register()
-class ShapesDiffer(OneIsBroken):
-    def __getitem__(self, index):
-        return torch.zeros(index)
-
-
-@DATASET_REGISTRY.register()
-class BrokenStream(IterableDataset):
-    deterministic = True
-
-    def __iter__(self):
-        yield from range(6)
-        raise OSError("bad line")
-
-
 def fails_at_three(sample):
     if sample == 3:
         raise ValueError("three")
@@ -70,8 +55,6 @@ def broken_transform():
     [
         ("OneIsBroken", "sample 5 of OneIsBroken", 1, True),
         ({"NAME": "OneIsBroken", "ARGS": {"deterministic": True}}, "sample 5 of OneIsBroken", 0, False),
-        ("ShapesDiffer", "batch of the samples ", 0, True),
-        ("BrokenStream", "sample 6 of BrokenStream", 1, False),
         ("broken_transform", "sample 3 of the stream, in the transform", 0, True),
     ],
 )

@@ -17,21 +17,9 @@ def cfg(tmp_path):
     return mlp_config(tmp_path)
 
 
-def test_it_predicts_like_the_trained_model(cfg, tmp_path):
+def test_it_predicts_like_the_model_or_the_average_that_the_run_evaluated(cfg, tmp_path):
     with pytest.raises(ConfigError, match=r"MODEL\.WEIGHTS"):
         DefaultPredictor(cfg)
-    trainer = DefaultTrainer(cfg)
-    trainer.train()
-    cfg.MODEL.WEIGHTS = str(tmp_path / "model_final.pth")
-    predict = DefaultPredictor(cfg)
-    x, _ = get_dataset("synthetic", "DATASETS.TRAIN")[3]
-    trainer.model.eval()
-    assert torch.equal(predict(x), trainer.model(x[None])[0])
-    assert torch.equal(predict(x), predict.batch(x.numpy()[None])[0])
-    assert not predict(x).requires_grad
-
-
-def test_it_predicts_with_averaged_weights_if_the_run_evaluated_them(cfg, tmp_path):
     cfg.HOOKS = [{"NAME": "EMA", "ARGS": {"decay": 0.9, "warmup": False}}]
     trainer = DefaultTrainer(cfg)
     trainer.train()
@@ -39,8 +27,11 @@ def test_it_predicts_with_averaged_weights_if_the_run_evaluated_them(cfg, tmp_pa
     x, _ = get_dataset("synthetic", "DATASETS.TRAIN")[3]
     averaged = DefaultPredictor(cfg)(x)
     cfg.MODEL.WEIGHTS_FROM = "model"
-    own = DefaultPredictor(cfg)(x)
+    predict = DefaultPredictor(cfg)
+    own = predict(x)
     assert torch.equal(own, trainer.model.eval()(x[None])[0])
+    assert torch.equal(own, predict.batch(x.numpy()[None])[0])
+    assert not own.requires_grad
     assert not torch.equal(averaged, own)
     with trainer.find_hook(EMA).averaged_weights():
         assert torch.equal(averaged, trainer.model.eval()(x[None])[0])

@@ -1,4 +1,3 @@
-import pickle
 from collections import OrderedDict, UserDict, namedtuple
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -344,18 +343,3 @@ def test_losses_include_the_number_of_items(count):
         losses.pop("num_items")
         assert not isinstance(output, dict) or "num_items" in output  # the model's dict does not change
     assert ModelAdapter(lambda out, y: (LOSS, count)).losses(Returns(0), (0, 0)) == {"loss": LOSS, "num_items": count}
-
-
-class Sum(TwoInputs):
-    factor = 1.0
-
-    def forward(self, a, b):
-        return (a + b) * self.factor
-
-
-def test_a_copy_calls_the_copied_model():
-    adapter, model, batch = ModelAdapter(nn.functional.mse_loss), Sum(), torch.ones(3, 1).unbind()
-    adapter.losses(model, batch)
-    other_adapter, other = pickle.loads(pickle.dumps((adapter, model)))
-    other.factor = 2.0
-    assert other_adapter.losses(other, batch)["loss"] == 9.0
