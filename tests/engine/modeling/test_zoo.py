@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from hookline.config import get_cfg
+from hookline.engine import SimpleTrainer
 from hookline.engine.evaluation import Accuracy, Loss
 from hookline.engine.modeling import (
     MLP,
@@ -98,8 +99,10 @@ def test_if_both_fit_the_classes_are_second_with_a_warning(caplog):
 
 
 def test_the_error_of_torchs_own_loss_names_the_one_that_takes_the_classes_last():
+    model, adapter = nn.Linear(11, 11), ModelAdapter(nn.CrossEntropyLoss())
+    trainer = SimpleTrainer(model, [tokens()], torch.optim.SGD(model.parameters(), 1.0), adapter=adapter)
     with pytest.raises(TypeError, match=r'MODEL\.LOSS\.NAME "CrossEntropyLoss"'):
-        ModelAdapter(nn.CrossEntropyLoss()).losses(nn.Linear(11, 11), tokens())
+        trainer.forward(tokens())
 
 
 def test_metrics_take_scores_with_the_classes_last():
