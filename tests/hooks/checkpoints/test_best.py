@@ -1,5 +1,6 @@
 """BestCheckpointer: which files it keeps, also over failures and resumes, and what the model ends with."""
 
+import contextlib
 import math
 import os
 
@@ -16,7 +17,7 @@ from hookline.hooks import BestCheckpointer, CallbackHook, EvalHook, PeriodicChe
 def train(make):
     """A run with given values at some iterations; it resumes if there is a checkpoint."""
 
-    def train(values, until=16, period=6, fail_at=None, hooks=(), metric="metric", checkpointer=None, **kwargs):
+    def train(values, until=16, fail_at=None, hooks=(), metric="metric", checkpointer=None, **kwargs):
         def fail(trainer):
             if trainer.iter == fail_at:
                 raise RuntimeError("broken")
@@ -30,15 +31,12 @@ def train(make):
         trainer, ours = make()
         ours = Checkpointer(trainer.model, ours.save_dir, trainer=trainer, **(checkpointer or {}))
         hook = BestCheckpointer(1, ours, metric, **kwargs)
-        trainer.register_hooks([CallbackHook(before_step=fail, after_step=put), PeriodicCheckpointer(ours, period)])
-        trainer.register_hooks([hook, *hooks])
+        look = CallbackHook(before_step=fail, after_step=put)
+        trainer.register_hooks([look, PeriodicCheckpointer(ours, 6), hook, *hooks])
         ours.resume_or_load("", resume=True)
         trainer.weights = weights
-        if fail_at is None:
+        with contextlib.nullcontext() if fail_at is None else pytest.raises(RuntimeError, match="broken"):
             trainer.train(trainer.finished_iter + 1, until)
-        else:
-            with pytest.raises(RuntimeError, match="broken"):
-                trainer.train(trainer.finished_iter + 1, until)
         return trainer, ours, hook
 
     return train
@@ -98,12 +96,6 @@ def test_a_missing_metric_is_warned_about_once_with_the_closest_name(train, log)
     [warning] = [record.getMessage() for record in log.records if record.levelname == "WARNING"]
     assert "'metrik'" in warning
     assert "did you mean 'metric'" in warning
-
-
-@pytest.mark.parametrize("wrong", [{"mode": "maximum"}, {"keep": 0}])
-def test_wrong_arguments_are_refused(make, wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        BestCheckpointer(1, make()[1], "a", **wrong)
 
 
 def score(metrics):
@@ -167,12 +159,6 @@ def test_another_metric_on_a_resume_starts_a_new_list_and_keeps_the_former_best(
         assert saved(checkpointer, "model_best")["best_metric"]["name"] == "total_loss"
     assert "chosen by metric (max), and are chosen by total_loss (min) from now on" in log.text
     assert [iteration for _, iteration in hook.best] == [8]
-
-
-def test_a_value_from_before_a_resume_with_another_metric_does_not_count_for_later_weights(train):
-    train({1: 0.9}, until=4, metric="total_loss", mode="min")
-    _, _, hook = train({}, until=6)
-    assert hook.best == []
 
 
 # ---------------------------------------------------------------------------- loading the best at the end

@@ -61,18 +61,6 @@ def test_a_second_ctrl_c_stops_the_run_at_once():
     assert (trainer.steps, trainer.ended) == (3, 1)
 
 
-def test_a_signal_in_the_last_step_or_later_has_no_effect():
-    def send(trainer):
-        os.kill(os.getpid(), signal.SIGTERM)  # would end this process if the old handler were restored
-
-    trainer = Counting({9: [signal.SIGTERM]}, CallbackHook(after_train=send, on_write=send))
-    seen = []
-    trainer.register_hooks([CallbackHook(after_train=lambda t: seen.append((t.interrupted, t.completed)))])
-    result = trainer.train(0, 10)
-    assert (result.reason, result.exit_code, result.iteration) == ("completed", 0, 10)
-    assert seen == [(False, True)]
-
-
 def test_a_removed_hook_and_a_failed_run_restore_the_signal_handlers():
     """The fixture checks them again."""
     before = signal.getsignal(signal.SIGTERM)
