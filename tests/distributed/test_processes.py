@@ -15,7 +15,7 @@ FAILURES = {
     "is killed": r"Rank 1 failed first:\nprocess \d+ was killed by SIGKILL$",
     "os._exit 3": r"Rank 1 left first:\n.*exit code was 3",
     "sys.exit 0": r"Rank 1 left first:\nit ended by SystemExit\(0\); its exit code was 0:.*in leave",
-    "hangs": r"Rank 1 hung first:\nothers waited 2 s for it.*in sleep_forever.*waited for it here:(?!.*sleep_forever)",
+    "hangs": r"Rank 1 hung first:\nothers waited 2 s .*in sleep_forever.*waited for it here:(?!.*in sleep_forever)",
     "blocks": r"rank 1 is killed: its interpreter is blocked.*in search.*Rank 1 left first:\nit does not answer",
     "sleeps": r"Rank 0 failed first:\n.* killed by SIGABRT\nRank 1 did not wait for others, .*in sleep_forever",
 }
