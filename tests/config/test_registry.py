@@ -229,12 +229,3 @@ def test_nodes_are_passed_as_dicts(registry):
     assert type(built["sub"]) is dict
     built["sub"]["a"].append(2)
     assert args.sub.a == [1]
-
-
-def test_a_module_that_exits_on_import_is_an_error(in_folder):
-    (in_folder / "my_exiting_nets.py").write_text("import sys\n\nsys.exit(0)\n")
-    with pytest.raises(ConfigError, match="my_exiting_nets"):
-        locate("my_exiting_nets:Net")
-    (in_folder / "my_stopped_nets.py").write_text("raise SystemExit(75)\n")  # as a signal during the import does
-    with pytest.raises(SystemExit, match="75"):
-        locate("my_stopped_nets:Net")

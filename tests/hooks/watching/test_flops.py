@@ -1,20 +1,11 @@
 import pytest
 import torch
-from small_runs import assert_equal_models, config_trainer
+from small_runs import Net, assert_equal_models, config_trainer
 from torch import nn
 from torch.nn import functional as F
 
 from hookline.engine import SimpleTrainer
 from hookline.hooks.watching.flops import FlopsCounter, known_peak
-
-
-class Linear(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(16, 32, bias=False)
-
-    def forward(self, batch):
-        return {"loss": self.linear(batch).square().mean()}
 
 
 def make(model, batches, *hooks, **kwargs):
@@ -39,8 +30,8 @@ class Attention(nn.Module):
 @pytest.mark.parametrize(
     ("make_model", "batches", "kwargs", "flops"),
     [
-        (Linear, BATCH, {"accumulation_steps": 4}, 3 * FORWARD),  # a step is three forward passes
-        (lambda: torch.compile(Linear(), backend="eager"), BATCH, {}, 3 * FORWARD),
+        (lambda: Net(16, 32), BATCH, {"accumulation_steps": 4}, 3 * FORWARD),  # a step is three forward passes
+        (lambda: torch.compile(Net(16, 32), backend="eager"), BATCH, {}, 3 * FORWARD),
         (Attention, [torch.randn(2, 3, 5, 16)], {}, 3 * 2 * (2 * 3 * 5 * 5 * (16 + 16))),  # 6 heads, 5 positions
     ],
     ids=["accumulated", "compiled", "attention"],
@@ -52,7 +43,7 @@ def test_the_operations_of_a_step_are_counted(make_model, batches, kwargs, flops
 
 
 def test_flops_mfu_and_a_total_of_the_run_are_put():
-    trainer = make(Linear(), BATCH, FlopsCounter(peak_flops=1e12))
+    trainer = make(Net(16, 32), BATCH, FlopsCounter(peak_flops=1e12))
     trainer.train(0, 20)
     latest = trainer.storage.latest()
     assert latest["flops_per_s"][1] == 19

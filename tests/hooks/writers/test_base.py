@@ -39,19 +39,6 @@ def test_rows_are_written_every_period_and_at_the_last_step_with_every_metric_on
     assert [row["iteration"] for row in rows] == sorted({row["iteration"] for row in rows})
 
 
-def test_late_values_go_to_the_next_row_and_a_write_with_nothing_new_adds_none(path):
-    writer = JSONWriter(str(path))
-    with EventStorage() as storage:
-        storage.put_scalar("loss", 1.0, cur_iter=19)
-        writer.write()
-        writer.write()
-        storage.put_scalar("late", 2.0, cur_iter=10)
-        storage.put_scalar("loss", 3.0, cur_iter=39)
-        storage.iter = 39
-        writer.write()
-    assert rows_of(path) == [{"iteration": 19, "loss": 1.0}, {"iteration": 39, "late": 2.0, "loss": 3.0}]
-
-
 def test_a_trainer_trained_twice_and_a_run_resumed_by_hand_write_each_iteration_once(path):
     trainer = write([JSONWriter(str(path))], 5, end=10)
     trainer.train(10, 22)

@@ -44,15 +44,6 @@ def test_after_write_gets_the_metrics_that_were_written():
 # ---------------------------------------------------------------------- failures
 
 
-class Full(JSONWriter):
-    full = True
-
-    def write_rows(self, rows):
-        if self.full:
-            raise OSError("disk full")
-        super().write_rows(rows)
-
-
 def test_no_row_is_lost_when_another_writers_error_ends_the_run(tmp_path, monkeypatch):
     class BrokenLater(JSONWriter):
         def write_rows(self, rows):
@@ -86,16 +77,3 @@ def test_nothing_is_lost_when_a_step_or_a_hook_fails(tmp_path, fails):
     with pytest.raises(RuntimeError, match="broken"):
         trainer.train(0, 100)
     assert [row["loss"] for row in rows_of(tmp_path / "m.json")] == [2.0, 5.0, 7.0]
-
-
-def test_rows_that_a_failed_run_could_not_write_appear_once_after_the_next(tmp_path):
-    writer = Full(str(tmp_path / "m.json"))
-    trainer = Losses()
-    trainer.register_hooks([PeriodicWriter([writer], 2)])
-    with pytest.raises(OSError, match="disk full"):
-        trainer.train(0, 4)
-    writer.full = False
-    trainer.train(4, 8)
-    iterations = iterations_of(tmp_path / "m.json")
-    assert iterations == sorted(set(iterations))
-    assert iterations[-2:] == [5, 7]
