@@ -206,9 +206,6 @@ def test_auto_chooses_the_weights_that_the_run_evaluated(checkpoint, source, ave
     assert which.startswith("averaged by " if averaged else "model")
 
 
-# ---------------------------------------------------------------------------- saving
-
-
 def test_weights_alone_go_to_a_path_or_a_file_object(tmp_path):
     model = nn.DataParallel(nn.Linear(2, 1))
     for file in (tmp_path / "net.pth", io.BytesIO()):

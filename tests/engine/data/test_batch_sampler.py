@@ -46,9 +46,6 @@ def test_a_rank_without_samples_is_refused_before_training():
     assert len(GlobalBatchSampler(EpochSampler(9), 4, drop_last=True, world_size=2)) == 2
 
 
-# ---------------------------------------------------------------------------- samplers that draw random numbers
-
-
 class Lazy:
     """Draws each index from all three global generators, and has no length."""
 

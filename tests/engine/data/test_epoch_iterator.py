@@ -104,17 +104,6 @@ def test_the_position_is_kept_over_repeated_changes_of_the_batch_size(size, size
     assert (iterator.epoch, iterator.ended) == (1, True)
 
 
-def test_epochs_of_an_endless_stream_continue_with_another_batch_size():
-    whole = flat(take(EpochIterator(loader(40, 1, sampler=TrainingSampler), 40), 200))
-    iterator = EpochIterator(loader(40, 2, sampler=TrainingSampler), 20)
-    take(iterator, 39)
-    other = EpochIterator(loader(40, 8, sampler=TrainingSampler), 5)
-    other.load_state_dict(iterator.state_dict())
-    assert (other.epoch, other.position) == (1, 4)
-    assert flat(take(other, 7)) == whole[78:134]
-    assert (other.epoch, other.position) == (3, 1)
-
-
 def test_a_resume_reads_no_skipped_samples():
     class Counting(ArrayDataset):
         reads = []
@@ -137,9 +126,6 @@ def test_a_loader_without_a_position_restarts_its_epoch():
     assert not iterator.load_state_dict({"epoch": 5, "position": 2})
     list(islice(iterator, 3))
     assert (iterator.epoch, iterator.position) == (5, 3)
-
-
-# ---------------------------------------------------------------------------- torchdata's loaders
 
 
 def shuffled(stateful, workers):

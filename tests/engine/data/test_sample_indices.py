@@ -10,18 +10,12 @@ from hookline.engine import SimpleTrainer
 from hookline.engine.data import EpochSampler, GlobalBatchSampler, TrainingSampler, build_batch_data_loader
 from hookline.hooks import HookBase, on
 
+DATA = TensorDataset(torch.arange(10.0)[:, None])
+
 
 class Net(nn.Linear):
     def forward(self, batch):
         return super().forward(batch[0]).mean()
-
-
-class Noisy(TensorDataset):
-    """Draws random numbers, so that its loader seeds each sample."""
-
-    def __getitem__(self, index):
-        torch.rand(())
-        return super().__getitem__(index)
 
 
 class Seen(HookBase):
@@ -34,10 +28,6 @@ class Seen(HookBase):
         self.pairs.append((list(self.trainer.sample_indices), batch[0].flatten().tolist()))
 
 
-def data(cls=TensorDataset):
-    return cls(torch.arange(10.0)[:, None])
-
-
 def trainer_of(loader, *hooks):
     model = Net(1, 1)
     trainer = SimpleTrainer(model, loader, torch.optim.SGD(model.parameters(), lr=0.0))
@@ -47,7 +37,7 @@ def trainer_of(loader, *hooks):
 
 def ours(workers=0, batch_size=4, **ranks):
     sampler = GlobalBatchSampler(EpochSampler(10, seed=1), batch_size, **ranks)
-    return DataLoader(data(), batch_sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
+    return DataLoader(DATA, batch_sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
 
 
 def check(seen, number):
@@ -62,7 +52,7 @@ def check(seen, number):
         lambda: ours(rank=1, world_size=2),
         lambda: ours(workers=1),
         lambda: build_batch_data_loader(
-            data(Noisy), TrainingSampler(10, seed=3), 4, num_workers=1, collate_fn=default_collate
+            DATA, TrainingSampler(10, seed=3), 4, num_workers=1, collate_fn=lambda samples: default_collate(samples)
         ),
     ],
     ids=["rank 1 of 2", "persistent workers", "endless, seeded samples, workers"],
@@ -95,7 +85,7 @@ def test_a_hook_or_function_must_ask_for_them():
         trainer.train(0, 1)
 
 
-@pytest.mark.parametrize("loader", [[(torch.zeros(2, 1),)], DataLoader(data(), batch_size=2)])
+@pytest.mark.parametrize("loader", [[(torch.zeros(2, 1),)], DataLoader(DATA, batch_size=2)])
 def test_data_without_indices_is_refused_when_the_hook_is_registered(loader):
     with pytest.raises(ConfigError, match="uses_indices"):
         trainer_of(loader, Seen())

@@ -104,9 +104,6 @@ def test_an_error_of_a_metric_names_it_and_its_inputs():
     assert all(part in note for part in ("val/accuracy", "float32 tensor (4, 2)", "float32 tensor (4, 3)"))
 
 
-# ---------------------------------------------------------------------- results by name
-
-
 def error_rate(predictions, targets, scale=1):
     return scale * (predictions.argmax(1) != targets).float().mean()
 
@@ -146,6 +143,3 @@ def test_batches_of_several_shapes_are_lists_and_results_of_one_name_or_that_are
     ):
         with pytest.raises(error, match=message):
             inference_on_dataset(lambda batch: batch[0], batches, MetricsEvaluator("val", metrics))
-
-
-# ---------------------------------------------------------------------- the losses of a model

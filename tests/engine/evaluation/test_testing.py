@@ -127,9 +127,6 @@ def test_it_is_made_once_before_each_training_unless_the_trainer_has_its_own_tes
     assert made == checks
 
 
-# ---------------------------------------------------------------------------- several test sets
-
-
 TWO_SETS = [
     {"NAME": "synthetic", "ARGS": {**SMALL_IMAGES, "seed": 1}, "AS": "val"},
     {"NAME": "synthetic", "ARGS": {**SMALL_IMAGES, "seed": 2}, "AS": "full"},

@@ -44,9 +44,6 @@ def run(tmp_path):
     return str(tmp_path / "run")
 
 
-# ---------------------------------------------------------------------------- weights
-
-
 def test_a_safetensors_file_holds_the_weights_and_their_origin(run, tmp_path):
     path = str(tmp_path / "net.safetensors")
     done = export_weights(run, path)
@@ -121,9 +118,6 @@ def test_bad_arguments_are_errors_that_write_nothing(run, tmp_path, monkeypatch)
     assert sorted(os.listdir(tmp_path)) == ["in.pth", "run"]
     export_weights("in.pth", "out.pth")
     assert torch.load("out.pth", weights_only=True)["0._extra_state"] == {"seen": 3}
-
-
-# ---------------------------------------------------------------------------- programs
 
 
 class Fixed(nn.Module):

@@ -28,9 +28,6 @@ def save(path, **hooks):
     return str(path)
 
 
-# ---------------------------------------------------------------------------- the hash
-
-
 def test_the_hash_covers_names_dtypes_shapes_and_bits():
     weights = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor(3)}
     assert hash_weights(weights) == hash_weights(dict(reversed(weights.items())))
@@ -47,9 +44,6 @@ def test_the_hash_covers_names_dtypes_shapes_and_bits():
 def test_the_hash_does_not_depend_on_memory_layout():
     for tensor in (torch.arange(6.0).reshape(2, 3).t(), torch.arange(4, dtype=torch.bfloat16)[::2], torch.zeros(0, 3)):
         assert hash_weights({"a": tensor}) == hash_weights({"a": tensor.contiguous()})
-
-
-# ---------------------------------------------------------------------------- one
 
 
 def test_the_content_of_a_checkpoint_is_described(tmp_path):

@@ -184,9 +184,6 @@ def test_one_adapter_handles_several_models_and_forms_of_batch_also_without_a_ta
             assert getattr(model, "module", model).seen == (seen, {})
 
 
-# ---------------------------------------------------------------------------- remembered calls
-
-
 def test_how_the_model_is_called_is_logged_once(log):
     log.set_level("INFO")
     adapter, model = ModelAdapter(any_loss, input_mapping={"c": "b"}), TwoInputs()
@@ -309,9 +306,6 @@ def test_a_loss_may_return_its_terms_by_name():
     assert counting.losses(model, batch) == {**losses, "num_items": 3}
 
 
-# ---------------------------------------------------------------------------- custom train and predict steps
-
-
 class OwnSteps(Echo):
     def forward(self, x):
         super().forward(x)
@@ -330,9 +324,6 @@ def test_a_models_train_step_is_used_for_its_losses():
     assert ModelAdapter(nn.MSELoss()).predict(model, batch) == "prediction"
     with pytest.raises(TypeError, match="train_step would bypass DataParallel"):
         ModelAdapter().losses(nn.DataParallel(model), batch)
-
-
-# ---------------------------------------------------------------------------- numbers of items
 
 
 @pytest.mark.parametrize("count", [3, torch.tensor(3)])

@@ -25,9 +25,6 @@ def make_cfg(name="ConvNet", **args):
     return cfg
 
 
-# ---------------------------------------------------------------------------- the adapter
-
-
 def merged(**keys):
     cfg = make_cfg(keys.pop("NAME", "ConvNet"))
     cfg.merge_from_other_cfg({"MODEL": keys})
@@ -119,9 +116,6 @@ def test_submodules_are_compiled_each_on_its_own_and_equal_ones_once():
         block.compile(backend=counter)
     model(torch.zeros(2, 4, dtype=torch.int64)).sum().backward()
     assert counter.frame_count == 1
-
-
-# ---------------------------------------------------------------------------- the table of the layers
 
 
 def test_the_table_counts_what_is_trained():
