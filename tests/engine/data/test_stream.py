@@ -167,17 +167,6 @@ def test_sizes_of_a_streams_batches():
         assert [len(batch) for batch in loader] == sizes
 
 
-def test_an_endless_stream_is_counted_in_epochs_and_not_restarted(monkeypatch):
-    monkeypatch.setattr(Seeking, "size", 10**9)
-    monkeypatch.setattr(Seeking, "__len__", None, raising=False)
-    iterator = EpochIterator(make_loader(ShardedIterable(Seeking())), length=3)
-    assert [row[0] for row in chain(*read(iterator, 7))] == list(range(28))
-    fresh = EpochIterator(make_loader(ShardedIterable(Seeking()), 2), length=3)
-    fresh.load_state_dict(iterator.state_dict())
-    assert (fresh.epoch, fresh.position) == (iterator.epoch, iterator.position) == (2, 1)
-    assert next(fresh)[:, 0].tolist() == [28, 29, 30, 31]
-
-
 # ---------------------------------------------------------------------------- from a config
 
 DATASET_REGISTRY.register(OwnShards)

@@ -111,14 +111,6 @@ class Net(nn.Linear):
         return {"loss": 100 * super().forward(x).sum()}
 
 
-class Custom(SimpleTrainer):
-    def run_step(self):
-        losses = self.model(next(self._data_loader_iter))
-        self.optimizer.zero_grad()
-        sum(losses.values()).backward()
-        self.optimizer.step()
-
-
 def built(net, clip_type="norm"):
     cfg = make_cfg(clip_type, 0.5)
     cfg.SOLVER.MOMENTUM, cfg.SOLVER.WEIGHT_DECAY, cfg.SOLVER.BASE_LR = 0.0, 0.0, 1.0
@@ -138,7 +130,7 @@ def test_an_optimizer_built_from_a_config_clips_in_a_plain_loop(scaled, clip_typ
     assert (after - before).norm().item() == pytest.approx(0.5, rel=1e-5)
 
 
-@pytest.mark.parametrize("cls", [SimpleTrainer, AMPTrainer, Custom])
+@pytest.mark.parametrize("cls", [SimpleTrainer, AMPTrainer])
 def test_a_trainer_clips_in_each_step(cls):
     net = Net(3, 2)
     kwargs = {"precision": torch.bfloat16, "grad_scaler": torch.amp.GradScaler("cpu")} if cls is AMPTrainer else {}
@@ -147,4 +139,4 @@ def test_a_trainer_clips_in_each_step(cls):
     trainer.train(0, 3)
     after = torch.cat([p.detach().flatten() for p in net.parameters()])
     assert (after - before).norm().item() == pytest.approx(3 * 0.5, rel=1e-3)  # the gradient is the same in each step
-    assert ("grad_norm" in trainer.storage.histories()) == (cls is not Custom)
+    assert "grad_norm" in trainer.storage.histories()

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from metric_runs import at
+from small_runs import mlp_config
 from torch import nn
 from torch.nn.functional import softplus
 from torch.optim.lr_scheduler import ExponentialLR
 
-from hookline.config import get_cfg
 from hookline.engine import DefaultTrainer
 from hookline.engine.export.inspection import inspect_checkpoint
 
@@ -34,7 +34,6 @@ CASES = {
     ],
     "turns": [
         *("MODEL.NAME", f"{__name__}:Pair", "MODEL.LOSS.NAME", "", "SOLVER.LR_SCHEDULER_NAME", "WarmupLinearLR"),
-        *("DATASETS.TEST", (), "TEST.METRICS", []),
         *("SOLVER.OPTIMIZERS.critic", {"PARAMS": "critic"}),
         *("SOLVER.OPTIMIZERS.generator", {"OPTIMIZER": {"NAME": "Adam"}}),
     ],
@@ -54,17 +53,14 @@ class OwnParts(DefaultTrainer):
         return {"head": ExponentialLR(optimizer["head"], 0.9)}
 
 
-def make(folder, case, max_iter="3ep", resume=False, cls=DefaultTrainer):
-    cfg = get_cfg()
+def make(folder, case, resume=False, cls=DefaultTrainer):
+    cfg = mlp_config(folder)
+    synthetic = {"NAME": "synthetic", "ARGS": {"size": 60, "shape": [4], "num_classes": 3}}
     cfg.merge_from_list(
         [
-            *("MODEL.NAME", "MLP", "MODEL.DEVICE", "cpu", "MODEL.LOSS.NAME", "CrossEntropyLoss"),
             *("MODEL.ARGS", {"in_features": 4, "num_classes": 3, "hidden": [5], "dropout": 0.5}),
-            *("DATASETS.TRAIN", [{"NAME": "synthetic", "ARGS": {"size": 60, "shape": [4], "num_classes": 3}}]),
-            *("DATASETS.TEST", [{"NAME": "synthetic", "ARGS": {"size": 20, "shape": [4], "num_classes": 3}}]),
-            *("DATALOADER.BATCH_SIZE", 10, "SOLVER.MAX_ITER", max_iter, "SOLVER.BASE_LR", 0.1, "SEED", 3),
-            *("SOLVER.WARMUP_ITERS", 0, "SOLVER.STEPS", (), "TEST.METRICS", ["Loss"], "LOG.WRITERS", []),
-            *("LOG.PROGRESS_BAR", False, "OUTPUT_DIR", str(folder)),
+            *("MODEL.DEVICE", "cpu", "DATASETS.TRAIN", [synthetic], "DATALOADER.BATCH_SIZE", 10, "SEED", 3),
+            *("SOLVER.MAX_ITER", "3ep", "SOLVER.BASE_LR", 0.1, "SOLVER.WARMUP_ITERS", 0, "SOLVER.STEPS", ()),
         ]
     )
     cfg.merge_from_list(CASES.get(case, ["SOLVER.LR_SCHEDULER_NAME", "WarmupLinearLR"]))
