@@ -37,7 +37,7 @@ class Pictures(TensorDataset):
     classes = ("cat", "dog")
 
 
-def test_names_are_those_of_the_data_set_and_ignored_targets_are_left_out(tmp_path):
+def test_names_are_those_of_the_data_set_and_ignored_targets_are_left_out():
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
     data = Pictures(torch.rand(3, 3, 2, 2), torch.tensor([1, -100, 1]))
     trainer = SimpleTrainer(model, DataLoader(Subset(data, range(3)), 3), torch.optim.SGD(model.parameters(), 0.1))

@@ -211,7 +211,7 @@ def make(tmp_path):
     def make(*overrides, resume=False, ema=None):
         hooks = [] if ema is None else [{"NAME": "EMA", "ARGS": ema}]
         settings = [
-            *("SOLVER.MAX_ITER", 24, "TEST.EVAL_PERIOD", 5, "HOOKS", hooks),
+            *("SOLVER.MAX_ITER", 24, "SOLVER.CHECKPOINT_PERIOD", 5, "TEST.EVAL_PERIOD", 5, "HOOKS", hooks),
             *("CHECKPOINT.BEST.METRIC", "synthetic/loss", "CHECKPOINT.BEST.MODE", "min"),
         ]
         return config_trainer(tmp_path / "run", *settings, *overrides, resume=resume)
@@ -224,7 +224,7 @@ def test_checkpoints_have_the_models_weights_and_a_loaded_run_evaluates_its_aver
     trainer.register_hooks([note])
     trainer.train()
     average = saved(trainer.find_hook(EMA))
-    for name in ("model_0000020", "model_best", "model_final"):  # the first two are saved beside evaluations
+    for name in ("model_0000019", "model_best", "model_final"):  # the first two are saved beside evaluations
         checkpoint = load(tmp_path / "run", name)
         assert_same(checkpoint["model"], note.seen[checkpoint["trainer"]["iteration"] + 1])
         assert checkpoint["trainer"]["hooks"]["EMA"]["averaged_model"].keys() == average.keys()

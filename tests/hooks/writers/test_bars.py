@@ -63,10 +63,10 @@ def shows(terminal, at, what):
     return CallbackHook(before_step=lambda trainer: terminal.until(what) if trainer.iter == at else None)
 
 
-def train(*hooks, start=0, end=10, trainer=None):
+def train(*hooks, end=10, trainer=None):
     trainer = trainer or Trainer()
     trainer.register_hooks([ProgressBar(), *hooks])
-    return trainer.train(start, end)
+    return trainer.train(0, end)
 
 
 def shown_bars(terminal):

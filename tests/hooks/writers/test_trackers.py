@@ -60,8 +60,8 @@ def no_output(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def train(*hooks, start=0, steps=40, on_error="stop", **arguments):
-    train_losses(*hooks, PeriodicWriter([MemoryTracker(**arguments)], 10, on_error), start=start, end=steps)
+def train(*hooks, steps=40, on_error="stop", **arguments):
+    train_losses(*hooks, PeriodicWriter([MemoryTracker(**arguments)], 10, on_error), end=steps)
 
 
 def the_run():
