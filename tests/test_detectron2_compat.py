@@ -65,20 +65,6 @@ def rows_in(folder):
 # ---------------------------------------------------------------------------- trainers
 
 
-def test_the_data_loader_can_be_reset_between_and_during_runs():
-    class Reset(HookBase):
-        def after_step(self):
-            if self.trainer.iter == 1:
-                self.trainer.reset_data_loader(lambda: iter([torch.ones(1, 3)] * 3))
-
-    trainer = simple_trainer()
-    trainer.train(0, 3)
-    trainer.reset_data_loader(lambda: endless())
-    trainer.register_hooks([Reset()])
-    trainer.train(0, 4)
-    assert trainer.iter == 4
-
-
 def test_a_subclass_of_the_base_defines_its_own_step():
     class Mine(TrainerBase):
         def __init__(self, model, data, optimizer):

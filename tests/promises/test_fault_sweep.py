@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from comparing import csv_rows, frozen, json_rows
+from comparing import csv_rows, frozen, json_rows, tensorboard
 from forker import forker
 from injector import Operation, Plan, recorded
 
@@ -113,7 +113,6 @@ def left_behind(run: Path) -> dict[str, Any]:
     final = torch.load(run / "model_final.pth", weights_only=True)
     best = torch.load(run / "model_best.pth", weights_only=True)
     state = final["trainer"]
-    scalars, images, histograms = tensorboard(run)
     return {
         "iteration": state["iteration"],
         "weights": frozen(final["model"]),
@@ -124,9 +123,7 @@ def left_behind(run: Path) -> dict[str, Any]:
         "kept": (state["hooks"]["PeriodicCheckpointer"]["recent_checkpoints"], state["hooks"]["BestCheckpointer"]),
         "metrics.json": json_rows(run / "metrics.json", TIMINGS),
         "metrics.csv": csv_rows(run / "metrics.csv", TIMINGS),
-        "tensorboard scalars": scalars,
-        "tensorboard images": images,
-        "tensorboard histograms": histograms,
+        "tensorboard": tensorboard(run, TIMINGS),
         "last_checkpoint": (run / "last_checkpoint").read_text(),
         "files": sorted(
             name
@@ -134,22 +131,6 @@ def left_behind(run: Path) -> dict[str, Any]:
             if not name.startswith(("events.", "log.txt")) and not name.endswith(".old")
         ),
     }
-
-
-def tensorboard(run: Path) -> tuple[Any, Any, Any]:
-    """Return scalars, images and histograms as TensorBoard shows them."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(run), size_guidance=dict.fromkeys(("scalars", "images", "histograms"), 0)).Reload()
-    tags = events.Tags()
-    return (
-        {
-            t: [(e.step, None if t.rpartition("/")[2] in TIMINGS else e.value) for e in events.Scalars(t)]
-            for t in tags["scalars"]
-        },
-        {t: [(e.step, e.encoded_image_string) for e in events.Images(t)] for t in tags["images"]},
-        {t: [(e.step, e.histogram_value) for e in events.Histograms(t)] for t in tags["histograms"]},
-    )
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any], left: str = "") -> list[str]:
@@ -243,12 +224,9 @@ def sweep(
     """Try faults, three at a time, and report all failures together.
 
     Args:
-        tmp_path: for the runs' folders.
-        config: of the runs.
         whole: the undisturbed run.
         cases: operations, each with a fault.
-        make: prepares the folder in which the run with the fault is started.
-        arguments: of that start.
+        make: prepares the folder in which the run with the fault is started, with these arguments.
     """
 
     def attempt(numbered: tuple[int, tuple[Operation, str]]) -> list[str] | None:

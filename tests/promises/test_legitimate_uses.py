@@ -94,6 +94,23 @@ def args(tmp_path, monkeypatch):
     global_cfg.clear()
 
 
+def check(result):
+    """Check that a run trained four steps, wrote its files, and harmed none of the person's."""
+    assert (result.iteration, result.reason) == (4, "completed")
+    (metrics,) = (path for path in Path().rglob("metrics.json") if "previous_" not in str(path))
+    assert json.loads(metrics.read_text().splitlines()[-1])["iteration"] in (3, 4)  # 4: the evaluation at the end
+    assert (metrics.parent / "model_final.pth").exists()
+    saved = get_cfg()
+    saved.set_new_allowed(True)
+    saved.merge_from_file(metrics.parent / "config.yaml")
+    assert saved.SOLVER.MAX_ITER == 4
+    for path, content in MINE.items():
+        places = [place for place in (path, path.with_name(f"{path.name}.old")) if place.exists()]
+        assert any(place.read_bytes() == content for place in places) or (
+            path.name == "log.txt" and path.read_bytes().startswith(content)
+        ), path
+
+
 # ---------------------------------------------------------------------------- the config
 
 
@@ -107,12 +124,6 @@ def usual(args):
 def logger_of_the_project(args):
     setup_logger(distributed_rank=comm.get_rank(), name="my_project", abbrev_name="mp")
     logging.getLogger("my_project.data").info("ready")
-    return usual(args)
-
-
-@use
-def downloaded_weights_in_the_folder(args):
-    mine("out/model_final.pth", b"weights of a zoo")
     return usual(args)
 
 
@@ -218,20 +229,11 @@ def options_of_the_script(_):
     parser.add_argument("--output-dir", default="own")
     parser.add_argument("--predict", action="store_true")
     parser.add_argument("--eval-all", action="store_true")
+    parser.add_argument("--resume", default="", metavar="PATH")
     args = parser.parse_args()
     cfg = merged(args)
     cfg.OUTPUT_DIR = args.output_dir
     cfg.freeze()
-    default_setup(cfg, args)
-    return train(cfg, args.resume)
-
-
-@use
-def resume_is_a_path(_):
-    parser = default_argument_parser()
-    parser.add_argument("--resume", default="", metavar="PATH")
-    args = parser.parse_args()
-    cfg = merged(args)
     default_setup(cfg, args)
     return train(cfg, resume=bool(args.resume))
 
@@ -308,6 +310,7 @@ def best_weights_of_a_hook_of_the_person(args):
 def notes_and_code_beside_the_run(args):
     for name in ("notes.md", "metrics.csv.bak", "code/model.py", "previous_001/notes.md", "model_final.pth.mine"):
         mine(f"out/{name}")
+    mine("out/model_final.pth", b"weights of a zoo")
     usual(args)
     return usual(args)
 
@@ -414,32 +417,21 @@ def global_config(args):
     return train(cfg, args.resume)
 
 
-@use
-def momentum_of_the_base_beside_adamw(args):
-    cfg = merged(args)
-    cfg.merge_from_list(["SOLVER.OPTIMIZER.NAME", "AdamW", "SOLVER.MOMENTUM", 0.9, "SOLVER.GAMMA", 0.5])
-    return train(cfg)
+LINES = {
+    "an empty section": "TEST:\nCHECKPOINT:\n  # PERIOD: 100",
+    "a fraction of the run as warm-up": "SOLVER: {WARMUP_ITERS: 0.5}",
+    "momentum of the base beside AdamW": "SOLVER: {OPTIMIZER: {NAME: AdamW}, MOMENTUM: 0.9, GAMMA: 0.5}",
+    "early stopping on the training loss": "HOOKS: [{NAME: EarlyStopping, ARGS: {metric: total_loss, patience: 9}}]",
+    "no test sets over a base with a best metric": "DATASETS: {TEST: []}",
+}
 
 
-@use
-def an_empty_section(args):
-    Path("mine.yaml").write_text(CONFIG + "TEST:\nCHECKPOINT:\n  # PERIOD: 100\n")
-    return usual(args)
-
-
-@use
-def a_fraction_of_the_run_as_warm_up(args):
-    args.opts += ["SOLVER.WARMUP_ITERS", "0.5"]
-    return usual(args)
-
-
-@use
-def no_test_sets_over_a_base_with_a_best_metric(args):
-    Path("base.yaml").write_text(
-        CONFIG + "TEST: {METRICS: [Accuracy]}\nCHECKPOINT: {BEST: {METRIC: synthetic/accuracy}}\n"
-    )
-    Path("mine.yaml").write_text("_BASE_: base.yaml\nDATASETS: {TEST: []}\n")
-    return usual(args)
+@pytest.mark.parametrize("name", LINES)
+def test_a_config_over_a_base_trains(name, args):
+    best = "TEST: {METRICS: [Accuracy]}\nCHECKPOINT: {BEST: {METRIC: synthetic/accuracy}}\n"
+    Path("base.yaml").write_text(CONFIG + (best if "best" in name else ""))
+    Path("mine.yaml").write_text(f"_BASE_: base.yaml\n{LINES[name]}\n")
+    check(usual(args))
 
 
 @use
@@ -474,52 +466,38 @@ def named_terms(scores, targets):
     return {"loss_class": F.cross_entropy(scores, targets), "loss_size": 0.1 * scores.pow(2).mean()}
 
 
-def one_call(model=Net, *hooks, **arguments):
+def one_call(**arguments):
     generator = torch.Generator().manual_seed(0)
     data = torch.randn(32, 8, generator=generator), torch.randint(4, (32,), generator=generator)
-    arguments = {"loss": nn.CrossEntropyLoss(), "length": 4, "batch_size": 8, "seed": 1, **arguments}
-    trainer = hookline.Trainer(model, data, data, hooks=hooks, output_dir="out", **arguments)
-    return trainer.train()
+    usual = {"model": Net, "loss": nn.CrossEntropyLoss(), "length": 4, "batch_size": 8, "seed": 1, "output_dir": "out"}
+    return hookline.Trainer(train_data=data, test_data=data, **{**usual, **arguments}).train()
 
 
-@use
-def a_model_that_returns_logits_and_loss(_):
-    return one_call(NetWithLoss, loss=None, metrics=["Accuracy"])
+CALLS = {
+    "a model that returns logits and loss": {"model": NetWithLoss, "loss": None, "metrics": ["Accuracy"]},
+    "a loss with named terms": {"loss": named_terms},
+    "a function in the config": {"loss": None, "config": {"MODEL.LOSS": named_terms}},
+    "a class in the config": {"config": {"SOLVER.OPTIMIZER.NAME": torch.optim.Adam}},
+    "two averages": {"hooks": [EMA(0.9), EMA(0.99)]},
+    "early stopping by a lambda": {
+        "hooks": [EarlyStopping(lambda metrics: metrics["test/loss"], patience=9, mode="min")],
+        "eval_period": 2,
+    },
+}
 
 
-@use
-def a_loss_with_named_terms(_):
-    result = one_call(loss=named_terms)
-    assert {"loss_class", "loss_size"} <= result.metrics.keys()
-    return result
-
-
-@use
-def functions_and_classes_in_the_config(_):
-    return one_call(loss=None, config={"MODEL.LOSS": named_terms, "SOLVER.OPTIMIZER.NAME": torch.optim.Adam})
-
-
-@use
-def two_averages(_):
-    return one_call(Net, EMA(0.9), EMA(0.99))
-
-
-@use
-def early_stopping_on_the_training_loss(args):
-    args.opts += ["HOOKS", [{"NAME": "EarlyStopping", "ARGS": {"metric": "total_loss", "patience": 9}}]]
-    return usual(args)
-
-
-@use
-def early_stopping_by_a_lambda(_):
-    return one_call(Net, EarlyStopping(lambda metrics: metrics["test/loss"], patience=9, mode="min"), eval_period=2)
+@pytest.mark.parametrize("name", CALLS)
+def test_one_call_trains(name, args):
+    result = one_call(**CALLS[name])
+    assert result.metrics.keys() >= ({"loss_class", "loss_size"} if named_terms in CALLS[name].values() else set())
+    check(result)
 
 
 @use
 def hook_objects_in_a_second_trainer(_):
     hooks = [EMA(0.9), CallbackHook(after_step=lambda trainer: None)]
-    one_call(Net, *hooks)
-    return one_call(Net, *hooks)
+    one_call(hooks=hooks)
+    return one_call(hooks=hooks)
 
 
 @use
@@ -539,17 +517,4 @@ def an_evaluation_after_the_training(args):
 
 @pytest.mark.parametrize("start", USES, ids=lambda start: start.__name__)
 def test_a_legitimate_use_trains_and_leaves_the_persons_files_alone(start, args):
-    result = start(args)
-    assert (result.iteration, result.reason) == (4, "completed")
-    (metrics,) = (path for path in Path().rglob("metrics.json") if "previous_" not in str(path))
-    assert json.loads(metrics.read_text().splitlines()[-1])["iteration"] in (3, 4)  # 4: the evaluation at the end
-    assert (metrics.parent / "model_final.pth").exists()
-    saved = get_cfg()
-    saved.set_new_allowed(True)
-    saved.merge_from_file(metrics.parent / "config.yaml")
-    assert saved.SOLVER.MAX_ITER == 4
-    for path, content in MINE.items():
-        places = [place for place in (path, path.with_name(f"{path.name}.old")) if place.exists()]
-        assert any(place.read_bytes() == content for place in places) or (
-            path.name == "log.txt" and path.read_bytes().startswith(content)
-        ), path
+    check(start(args))
