@@ -116,14 +116,11 @@ ARRAYS = {
 }
 
 
-def loaded(tmp_path, content, mmap=False, **options):
-    torch.save(content, tmp_path / "file.pth", **options)
-    return load_torch_file(str(tmp_path / "file.pth"), mmap=mmap)
-
-
-@pytest.mark.parametrize("options", [{}, {"mmap": True}, {"mmap": True, "_use_new_zipfile_serialization": False}])
-def test_numpy_arrays_are_read_as_tensors_and_numbers_as_pythons(tmp_path, options):
-    got = loaded(tmp_path, {"arrays": ARRAYS, "list": [(np.int64(3), ARRAY)], "lr": np.float64(2.5)}, **options)
+@pytest.mark.parametrize(("mmap", "new"), [(False, True), (True, True), (True, False)])
+def test_numpy_arrays_are_read_as_tensors_and_numbers_as_pythons(tmp_path, mmap, new):
+    content = {"arrays": ARRAYS, "list": [(np.int64(3), ARRAY)], "lr": np.float64(2.5)}
+    torch.save(content, tmp_path / "file.pth", _use_new_zipfile_serialization=new)
+    got = load_torch_file(str(tmp_path / "file.pth"), mmap=mmap)
     assert (got["lr"], got["list"][0][0]) == (2.5, 3)
     assert (type(got["lr"]), type(got["list"][0][0])) == (float, int)
     for name, array in ARRAYS.items():
@@ -173,7 +170,6 @@ def test_objects_that_would_run_code_are_refused_and_not_run(tmp_path, way):
         ({"args": argparse.Namespace(lr=1)}, "argparse.Namespace"),
         (nn.Linear(2, 2), "torch.nn.modules.linear.Linear"),
         (np.array([{}, None], dtype=object), "does not hold numbers"),
-        (np.array(["text"]), "does not hold numbers"),
         (Longer(), "length"),
     ],
 )
@@ -282,8 +278,8 @@ def names(folder):
     return sorted(os.listdir(folder))
 
 
-def save_and_wait(checkpointer, name, **kwargs):
-    checkpointer.save(name, **kwargs)
+def save_and_wait(checkpointer, name):
+    checkpointer.save(name)
     checkpointer.wait()
 
 
@@ -299,10 +295,6 @@ def folder(tmp_path):
     """A folder with a checkpoint of iteration 1, whose weights are 1."""
     Checkpointer(net(1.0), str(tmp_path / "run")).save("model_1", iteration=1)
     return tmp_path / "run"
-
-
-def unchanged(folder):
-    return names(folder) == ["last_checkpoint", "model_1.pth"] and resumed(folder) == (1, 1.0)
 
 
 @both_ways
@@ -326,7 +318,8 @@ def test_an_asynchronous_save_holds_the_state_at_the_call_and_counts_when_it_is_
         model.weight.fill_(9.0)
     counter.value.append(9)
     checkpointer.poll()
-    assert unchanged(folder)
+    assert names(folder) == ["last_checkpoint", "model_1.pth"]
+    assert resumed(folder) == (1, 1.0)
     checkpointer.gate.set()
     checkpointer.wait()
     assert names(folder) == ["last_checkpoint", "model_2.pth"]

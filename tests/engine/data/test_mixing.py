@@ -8,7 +8,6 @@ from small_runs import config_trainer
 
 from hookline.config import ConfigError
 from hookline.engine.data import ArrayDataset, GlobalBatchSampler, MixedSampler, TokenBatchSampler, WeightedSampler
-from hookline.engine.data.samplers import EpochSampler
 
 LENGTHS = [3 + i * 7 % 20 for i in range(101)]
 SMALL = {"NAME": "synthetic", "ARGS": {"size": 10, "shape": [1, 8, 8]}, "RATIO": 3}
@@ -39,7 +38,9 @@ def test_balanced_weights_draw_each_class_equally_often():
 def test_weights_are_a_list_or_a_function_of_the_data_set():
     assert set(WeightedSampler(labels(3, 3), [0, 1, 0, 0, 0, 2])) == {1, 5}
     function = f"{__name__}:by_first_word"
-    assert set(WeightedSampler(labels(3, 3), function, num_samples=50)) == {4, 5}
+    sampler = WeightedSampler(labels(3, 3), function, num_samples=50)
+    assert len(sampler) == len(list(sampler)) == 50
+    assert set(sampler) == {4, 5}
     for wrong in ([1.0] * 5, [-1.0] + [1.0] * 5, [0.0] * 6):
         with pytest.raises(ConfigError, match="weights"):
             WeightedSampler(labels(3, 3), wrong)
@@ -126,9 +127,3 @@ def test_ratios_of_a_config_train(tmp_path):
 def test_what_does_not_go_together_is_refused(tmp_path, key, overrides):
     with pytest.raises(ConfigError, match=key):
         config_trainer(tmp_path, *overrides)
-
-
-def test_an_epoch_of_weighted_draws_may_have_another_length():
-    sampler = WeightedSampler(labels(5, 5), num_samples=25)
-    assert isinstance(sampler, EpochSampler)
-    assert len(sampler) == len(list(sampler)) == 25

@@ -24,17 +24,16 @@ SIZE, BATCH = 23, 4
 class Plain:
     """Yields numbers and random draws, without a position. Counts the samples that are read."""
 
-    size = SIZE
     asked = 0
 
     def __iter__(self):
         offset = random.random()
-        for number in range(self.size):
+        for number in range(SIZE):
             self.asked += 1
             yield [float(number), offset, random.random(), np.random.randn(), torch.rand(()).item()]
 
     def __len__(self):
-        return self.size
+        return SIZE
 
 
 class Seeking(Plain):
@@ -46,7 +45,7 @@ class Seeking(Plain):
         self.epoch, self.start = epoch, start
 
     def __iter__(self):
-        for number in range(self.start, self.size):
+        for number in range(self.start, SIZE):
             self.asked += 1
             yield [float(number + 100 * self.epoch)]
 
@@ -57,8 +56,8 @@ class Remembering(Plain):
     buffer, next = (), 0
 
     def __iter__(self):
-        while self.next < self.size or self.buffer:
-            while len(self.buffer) < 5 and self.next < self.size:
+        while self.next < SIZE or self.buffer:
+            while len(self.buffer) < 5 and self.next < SIZE:
                 self.asked += 1
                 self.buffer = [*self.buffer, self.next]
                 self.next += 1
