@@ -137,15 +137,6 @@ def test_another_name_drops_the_old_arguments(cfg, write):
     assert cfg.MODEL.ARGS == {"y": 2, "z": 3}
 
 
-def test_an_empty_section_changes_nothing_and_is_named(cfg, write, caplog):
-    write("SOLVER: {BASE_LR: 0.2}\nMODEL: {NAME: A, ARGS: {x: 1}}", "base.yaml")
-    path = write("_BASE_: base.yaml\nSOLVER:\n  # BASE_LR: 0.3\nMODEL:\n  ARGS:\n")
-    cfg.merge_from_file(path)
-    assert (cfg.SOLVER.BASE_LR, cfg.MODEL) == (0.2, {"NAME": "A", "ARGS": {"x": 1}})
-    for key, message in zip(("MODEL.ARGS", "SOLVER"), sorted(caplog.messages), strict=True):
-        assert message.startswith(f"{path}: the section {key} ")
-
-
 def test_the_home_folder_is_expanded_wherever_a_value_begins_with_it(cfg, write, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     cfg.merge_from_file(write("OUTPUT_DIR: ~/runs\nMODEL: {ARGS: {root: ~/data, several: ['~/a', b~/]}}"))

@@ -73,17 +73,3 @@ def test_the_period_of_a_hook_can_be_set_as_detectron2s(tmp_path):
     trainer.register_hooks(hooks)
     trainer.train(0, 6)
     assert (len(calls), saves) == (3, [2, 5, 5])
-
-
-def test_a_request_is_served_by_all_hooks_though_one_is_due(tmp_path):
-    class AsksByItself(PeriodicCheckpointer):
-        def after_step(self):
-            if self.trainer.iter == 3:
-                self.trainer.request_save()
-
-    trainer = Trainer()
-    checkpointers = [Checkpointer(nn.Linear(1, 1), str(tmp_path / name), trainer=trainer) for name in "ab"]
-    trainer.register_hooks([AsksByItself(checkpointers[0], 0), PeriodicCheckpointer(checkpointers[1], 2)])
-    trainer.train(0, 7)
-    names = [sorted(path.name for path in (tmp_path / name).glob("model_0*")) for name in "ab"]
-    assert names == [["model_0000003.pth"], [f"model_000000{i}.pth" for i in (1, 3, 5)]]
