@@ -311,20 +311,6 @@ def test_an_inner_trainers_events_metrics_and_state_are_used(make, tmp_path):
         make(WithoutInit)._trainer = Net()
 
 
-def test_hooks_read_the_outputs_of_the_inner_step(make):
-    class Outputs(HookBase):
-        uses_outputs = True
-        seen = ()
-
-        def after_step(self):
-            self.seen = (*self.seen, sorted(self.trainer.outputs))
-
-    trainer, hook = make(Inner), Outputs()
-    trainer.register_hooks([hook])
-    trainer.train()
-    assert hook.seen == (["loss_a", "loss_b"],) * 6
-
-
 def test_an_inner_trainer_is_set_from_outside(make):
     trainer = make(type("Plain", (Parts, DefaultTrainer), {}))
     trainer._trainer = Accumulating(trainer.model, trainer.data_loader, trainer.optimizer)

@@ -9,7 +9,7 @@ from small_runs import mlp_config
 from hookline.config import ConfigError
 from hookline.engine import DefaultTrainer, seed_all_rng
 from hookline.engine.resume.changes import apply_changes
-from hookline.hooks import CallbackHook
+from hookline.hooks import BestCheckpointer, CallbackHook
 
 SIZE = 1024  # samples of the synthetic set
 LINEAR = ("SOLVER.LR_SCHEDULER_NAME", "WarmupLinearLR", "SOLVER.BASE_LR", 1.0)
@@ -231,6 +231,10 @@ def test_resuming_a_run_that_is_over_returns_its_results_and_writes_nothing(make
     assert all(torch.equal(weight, first.model.state_dict()[name]) for name, weight in again.model.state_dict().items())
     assert "Nothing to train" in log.text
     if "CHECKPOINT.LOAD_BEST_AT_END" in options:
+        best = first.find_hook(BestCheckpointer)
+        assert best.loaded_iter == best.best_iter < 12
+        assert first.evaluate() == first._last_eval_results
+        assert first._last_eval_results["synthetic"]["accuracy"] == pytest.approx(best.best_metric)
         again.max_iter = 16
         with pytest.raises(ConfigError, match="LOAD_BEST_AT_END"):  # the model has the best weights
             again.train()
