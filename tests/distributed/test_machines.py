@@ -1,65 +1,72 @@
-"""Several machines: launchers with one address."""
+"""Launchers of several machines that do not fit together, or are missing."""
 
 import re
-import sys
 
 import pytest
-from ranks import PROGRAMS, SYNTHETIC, finish, fork, free_port, tool
+from ranks import SYNTHETIC, finish, fork, free_port, tool
 
 
 @pytest.fixture
-def machine(tmp_path):
-    """Start ``launch()`` as on one machine: ``machine(timeout, processes, machines, machine_rank)``."""
-    url = f"tcp://127.0.0.1:{free_port()}"
-    return lambda *numbers: fork([sys.executable, PROGRAMS / "machine.py", url, *numbers], tmp_path)
+def end(tmp_path):
+    """Start a launcher for each tuple of options, and return their exit codes and outputs."""
+
+    def end(machines, *launchers):
+        common = [
+            "--config-file",
+            SYNTHETIC,
+            "--num-machines",
+            machines,
+            "--dist-url",
+            f"tcp://127.0.0.1:{free_port()}",
+        ]
+        common += ["MODEL.DEVICE", "cpu", "OUTPUT_DIR", "together", "SEED", "3"]
+        started = [fork(tool(*common, *options), tmp_path) for options in launchers]
+        ended = [finish(process, timeout=50) for process in started]
+        assert not (tmp_path / "together").exists()
+        return ended
+
+    return end
 
 
 @pytest.mark.parametrize(
     ("rank", "message"),
     [
         (0, r"rank\(s\) 1 did not join within 1 s \(PARALLEL.TIMEOUT\)"),
-        (1, r"did not answer within 1 s .*start machine 0"),
+        (1, "did not answer within 1 s .*start machine 0"),
     ],
 )
-def test_a_missing_machine_is_an_error_after_the_timeout(machine, rank, message):
-    code, output = finish(machine(1, 1, 2, rank), timeout=50)
+def test_a_missing_machine_is_an_error_after_the_timeout(end, rank, message):
+    [(code, output)] = end(2, ["--machine-rank", rank, "PARALLEL.TIMEOUT", "1s"])
     assert code == 2
     assert re.search(message, output)
 
 
-def test_machines_with_different_numbers_of_processes_are_refused_at_once(machine):
-    ended = [finish(one, timeout=50) for one in (machine(60, 1, 2, 0), machine(60, 2, 2, 1))]
-    for code, output in ended:
-        assert code == 2
-        assert output.count(" expects ") == 2
-        assert re.search("expects 4( processes)?, 2 of them its own", output)
-        assert re.search("expects 2( processes)?, 1 of them its own", output)
-        assert "Start all machines with the same --num-machines and --num-gpus" in output
-
-
-def test_two_machines_with_the_same_rank_are_refused_at_once(machine):
-    first, *others = machine(60, 1, 3, 0), machine(60, 1, 3, 1), machine(60, 1, 3, 1)
-    for code, output in [finish(one, timeout=50) for one in (first, *others)]:
-        assert code == 2
-        assert "rank 1 is there already" in output
-        assert "give each machine its own --machine-rank" in output
-
-
 @pytest.mark.parametrize(
-    ("there", "difference"),
+    ("machines", "launchers", "messages"),
     [
-        (("SOLVER.BASE_LR", "0.5"), "SOLVER.BASE_LR is 0.5 (rank 0: 0.01)"),
-        pytest.param(("--resume",), "--resume is True (rank 0: False)", marks=pytest.mark.slow),
+        (
+            2,
+            [["--machine-rank", 0], ["--machine-rank", 1, "--num-gpus", 2]],
+            [
+                "expects 4( processes)?, 2 of them",
+                "expects 2( processes)?, 1 of them",
+                "same --num-machines and --num-gpus",
+            ],
+        ),
+        (
+            3,
+            [["--machine-rank", 0], ["--machine-rank", 1], ["--machine-rank", 1]],
+            ["rank 1 is there already", "give each machine its own --machine-rank"],
+        ),
+        (
+            2,
+            [["--machine-rank", 0], ["--machine-rank", 1, "SOLVER.BASE_LR", 0.5, "--resume"]],
+            ["error: rank 1, on .* has another config than rank 0", r"SOLVER\.BASE_LR is 0\.5", "--resume is True"],
+        ),
     ],
+    ids=["processes", "rank", "config"],
 )
-def test_machines_with_different_configs_are_refused_with_the_difference(there, difference, tmp_path):
-    url = f"tcp://127.0.0.1:{free_port()}"
-    common = ["--config-file", SYNTHETIC, "--num-machines", 2, "--dist-url", url, "MODEL.DEVICE", "cpu"]
-    common += ["OUTPUT_DIR", "together", "SEED", "3", "SOLVER.BASE_LR", "0.01"]
-    processes = [fork(tool(*common, "--machine-rank", rank, *more), tmp_path) for rank, more in ((0, ()), (1, there))]
-    for code, output in map(finish, processes):
+def test_machines_that_do_not_fit_are_refused_at_once(end, machines, launchers, messages):
+    for code, output in end(machines, *launchers):
         assert code == 2
-        assert "error: rank 1, on" in output
-        assert f"has another config than rank 0: {difference}. Start all machines" in output
-        assert output.count("\n") == 1
-    assert not (tmp_path / "together").exists()
+        assert all(re.search(message, output) for message in messages), output

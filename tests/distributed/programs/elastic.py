@@ -1,12 +1,20 @@
-"""torchrun on one machine, except that its ranks are forked."""
+"""A torchrun agent, except that its ranks are forked: ``elastic.py ranks restarts command``.
 
+The environment variable AGENT has its place among several agents, as JSON. It can be in a network namespace.
+"""
+
+import ctypes
+import json
+import os
 import runpy
 import sys
 
+import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 
 def main(tool, *arguments):
+    torch.multiprocessing._prctl_pr_set_pdeathsig(0)  # torchrun's processes get no signal when it is killed
     sys.argv = [tool, *arguments]
     try:
         runpy.run_path(tool, run_name="__main__")
@@ -15,15 +23,11 @@ def main(tool, *arguments):
             raise
 
 
-ranks, restarts, *command = sys.argv[1:]
-config = LaunchConfig(
-    1,
-    1,
-    int(ranks),
-    run_id="none",
-    rdzv_backend="c10d",
-    rdzv_endpoint="localhost:0",
-    max_restarts=int(restarts),
-    start_method="fork",
-)
-elastic_launch(config, main)(*command)
+if __name__ == "__main__":
+    ranks, restarts, *command = sys.argv[1:]
+    place = {"machines": [1, 1], "rdzv_endpoint": "localhost:0", **json.loads(os.environ.get("AGENT", "{}"))}
+    if namespace := place.pop("namespace", None):
+        with open(f"/run/netns/{namespace}") as file:
+            assert ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0) == 0
+    options = {"run_id": "test", "rdzv_backend": "c10d", "max_restarts": int(restarts), "start_method": "fork"}
+    elastic_launch(LaunchConfig(*place.pop("machines"), int(ranks), **options, **place), main)(*command)
