@@ -126,34 +126,3 @@ def test_a_loader_without_a_position_restarts_its_epoch():
     assert not iterator.load_state_dict({"epoch": 5, "position": 2})
     list(islice(iterator, 3))
     assert (iterator.epoch, iterator.position) == (5, 3)
-
-
-def shuffled(stateful, workers):
-    return stateful(TensorDataset(torch.arange(10)), 3, shuffle=True, num_workers=workers)
-
-
-@pytest.mark.parametrize(
-    ("make", "workers", "killed_after", "skip"),
-    [
-        *((shuffled, 2, 5, False), (shuffled, 0, 4, False), (shuffled, 0, 2, True)),
-        ((lambda stateful, workers: loader()), 0, 2, True),
-    ],
-)
-def test_stateful_loaders_continue_after_the_last_used_batch_and_skipped_epochs_stay_skipped(
-    make, workers, killed_after, skip
-):
-    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
-    torch.manual_seed(0)
-    iterator = EpochIterator(make(stateful, workers))
-    list(islice(iterator, killed_after))
-    if skip:
-        iterator.skip_epoch()
-    state, rng = iterator.state_dict(), torch.get_rng_state()
-    tail = str(list(islice(iterator, 5)))
-    torch.manual_seed(99)
-    fresh = EpochIterator(make(stateful, workers))
-    assert fresh.load_state_dict(state)
-    fresh.prepare()
-    torch.set_rng_state(rng)
-    assert str(list(islice(fresh, 5))) == tail
-    assert (fresh.epoch, fresh.position) == (iterator.epoch, iterator.position)

@@ -65,19 +65,6 @@ def test_a_warmup_with_rescale_interval_rises_to_the_full_rate():
     assert learning_rates(cfg) == pytest.approx([2 * factor for factor in expected])
 
 
-@pytest.mark.parametrize(
-    ("name", "args", "expected"),
-    [
-        ("WarmupStableDecayLR", {"decay_fraction": 0.5}, lambda i: min(1, (25 - i) / 10)),
-        ("WarmupStepLR", {"step_size": 10}, lambda i: 0.1 ** ((i - 5) // 10)),
-        ("WarmupInverseSqrtLR", {"timescale": 10}, lambda i: math.sqrt(10 / max(i - 5, 10))),
-    ],
-)
-def test_lengths_in_iterations_stay_those_with_rescale_interval(name, args, expected):
-    rates = learning_rates(make_cfg(name, 25, 5, args, WARMUP_FACTOR=0.0, RESCALE_INTERVAL=True))
-    assert rates[:25] == pytest.approx([2 * (i / 5 if i < 5 else expected(i)) for i in range(25)])
-
-
 def test_every_registered_schedule_is_defined_from_first_to_last_step():
     for name, _ in LR_SCHEDULER_REGISTRY:
         for max_iter in (1, 2, 20):
