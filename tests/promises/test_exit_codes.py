@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 SYNTHETIC = ROOT / "configs" / "synthetic" / "mlp.yaml"
 
 # A hook that sends a signal to its process at an event, and other parts.
-HOOK = """
+HOOK = '''
 import os, signal, time
 from hookline.hooks import HookBase
 
@@ -42,11 +42,16 @@ class Wait(HookBase):
             while not os.path.exists("go"):
                 time.sleep(0.02)
 
+class Impatient(HookBase):
+    """Makes the loader's workers report and exit instead of waiting for the training process."""
+    def __init__(self):
+        signal.alarm = lambda seconds: (os.write(2, b"a worker waits"), os._exit(1))
+
 class Fail(HookBase):
     def before_forward(self, batch):
         if self.trainer.iter == 13:
             raise RuntimeError("broken")
-"""
+'''
 
 
 @pytest.fixture
@@ -238,15 +243,11 @@ def test_the_plain_loop_has_the_same_exit_codes(start, tmp_path):
 
 # ---------------------------------------------------------------------- nothing waits for loader workers
 
-# Makes workers report and exit instead of waiting for the training process.
-IMPATIENT = "import os, signal\nsignal.alarm = lambda seconds: (os.write(2, b'a worker waits\\n'), os._exit(1))\n"
-
 
 @pytest.mark.slow
-def test_a_run_that_fails_does_not_wait_for_its_workers(start, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(IMPATIENT)
+def test_a_run_that_fails_does_not_wait_for_its_workers(start):
     options = ("SOLVER.BASE_LR", 1e30, "SOLVER.WARMUP_ITERS", 0, "SOLVER.OPTIMIZER.NAME", "SGD")
-    code, out, err = start("DATALOADER.NUM_WORKERS", 2, *options, "SOLVER.OPTIMIZER.ARGS", "{}", forked=False)()
+    code, out, err = start("DATALOADER.NUM_WORKERS", 2, *options, "SOLVER.OPTIMIZER.ARGS", "{}", name="Impatient")()
     assert code == 1, err
     assert "FloatingPointError: the loss is NaN or infinite" in out + err
     assert "DataLoader worker" not in out + err
@@ -255,9 +256,8 @@ def test_a_run_that_fails_does_not_wait_for_its_workers(start, tmp_path):
 
 @pytest.mark.slow
 def test_ranks_that_are_interrupted_do_not_wait_for_their_workers(start, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(IMPATIENT)
-    options = ("--num-gpus", 2, "MODEL.DEVICE", "cpu", "SOLVER.MAX_ITER", 10**6, "TEST.EVAL_PERIOD", 0)
-    finish = start(*options, "DATALOADER.NUM_WORKERS", 1, "SOLVER.CHECKPOINT_PERIOD", 0, "LOG.PERIOD", 1, forked=False)
+    options = ("--num-gpus", 2, "MODEL.DEVICE", "cpu", "SOLVER.MAX_ITER", 10**6, "TEST.EVAL_PERIOD", 0, "LOG.PERIOD", 1)
+    finish = start(*options, "DATALOADER.NUM_WORKERS", 1, "SOLVER.CHECKPOINT_PERIOD", 0, name="Impatient")
     while not (tmp_path / "run" / "metrics.json").exists():
         time.sleep(0.05)
     os.kill(finish.pid, signal.SIGINT)

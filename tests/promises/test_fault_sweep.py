@@ -1,9 +1,9 @@
 """A run ends like an uninterrupted one after a fault or kill at any of its file operations.
 
 The run is small and complete: dropout, a moving average, the best weights, evaluations, four kinds of files. For each
-of its operations and each fault (see ``injector.FAULTS``) it is started, resumed to its end, and then resumed with a
-larger MAX_ITER. Its files must then equal those of the undisturbed run, or a resume is refused with a message. Files of
-the user in its folder must not change.
+of its operations and each fault (see ``injector.FAULTS``) it is started, resumed to its end, and every third time then
+resumed with a larger MAX_ITER. Its files must then equal those of the undisturbed run, or a resume is refused with a
+message. Files of the user in its folder must not change.
 """
 
 import dataclasses
@@ -174,7 +174,9 @@ def killed(folder: Path, config: dict[str, Any]) -> Case:
     return case
 
 
-def try_fault(case: Case, whole: Untouched, operation: Operation, fault: str, *arguments: str) -> list[str] | None:
+def try_fault(
+    case: Case, whole: Untouched, operation: Operation, fault: str, extend: bool, *arguments: str
+) -> list[str] | None:
     """Start a run with one fault, resume it, and return what is wrong, or None if a resume was refused."""
     first = case.start(*arguments, operation=operation, fault=fault)
     kills = fault in ("kill before", "kill after", "torn")
@@ -184,7 +186,7 @@ def try_fault(case: Case, whole: Untouched, operation: Operation, fault: str, *a
     words = (os.strerror(errno.EIO), os.strerror(errno.ENOSPC))
     if first.code == 1 and not any(word in (first.err or "") + first.out for word in words):
         return [f"the run fails with another error: {first.last_line}"]
-    for arguments, expected in (((), whole.end), (LONGER, whole.extended)):
+    for arguments, expected in (((), whole.end), (LONGER, whole.extended))[: 1 + extend]:
         resumed = case.start("--resume", *arguments)
         if resumed.code == REFUSED and (resumed.err or "").startswith("error: "):
             return None
@@ -231,7 +233,8 @@ def sweep(
 
     def attempt(numbered: tuple[int, tuple[Operation, str]]) -> list[str] | None:
         number, (operation, fault) = numbered
-        return try_fault(make(tmp_path / f"case{number}", config), whole, operation, fault, *arguments)
+        case = make(tmp_path / f"case{number}", config)
+        return try_fault(case, whole, operation, fault, number % 3 == 0, *arguments)
 
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(attempt, enumerate(cases)))
@@ -264,7 +267,7 @@ def worth_trying(operations: Iterable[Operation]) -> list[Operation]:
 
 
 # Each fault is tried at every n-th of its operations, from an offset on; errors also at all of the rare kinds.
-SHARES = {"kill before": (0, 1), "torn": (1, 2), "kill after": (4, 12), "EIO": (0, 5), "ENOSPC": (2, 5)}
+SHARES = {"kill before": (0, 1), "torn": (1, 4), "kill after": (4, 12), "EIO": (0, 8), "ENOSPC": (2, 8)}
 RARE = {"link", "mkdir", "remove", "truncate"}
 
 
