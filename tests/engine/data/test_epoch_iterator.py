@@ -126,3 +126,17 @@ def test_a_loader_without_a_position_restarts_its_epoch():
     assert not iterator.load_state_dict({"epoch": 5, "position": 2})
     list(islice(iterator, 3))
     assert (iterator.epoch, iterator.position) == (5, 3)
+
+
+@pytest.mark.parametrize(("workers", "killed_after"), [(2, 5), (0, 4)])
+def test_a_loader_of_torchdata_continues_after_the_last_used_batch(workers, killed_after):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    data = TensorDataset(torch.arange(10))
+    iterator, fresh = (EpochIterator(stateful(data, 3, shuffle=True, num_workers=workers)) for _ in range(2))
+    list(islice(iterator, killed_after))
+    state, rng = iterator.state_dict(), torch.get_rng_state()
+    tail = str(list(islice(iterator, 5)))
+    assert fresh.load_state_dict(state)
+    fresh.prepare()
+    torch.set_rng_state(rng)
+    assert str(list(islice(fresh, 5))) == tail
