@@ -586,11 +586,17 @@ def test_names_of_parts_that_a_trainer_builds_itself_are_not_checked(make, tmp_p
             super().__init__(cfg)
 
         @classmethod
+        def build_optimizer(cls, cfg, model):
+            assert cfg.SOLVER.OPTIMIZER == "ADAMW_8BIT"
+            return torch.optim.AdamW(model.parameters(), cfg.SOLVER.BASE_LR)
+
+        @classmethod
         def build_lr_scheduler(cls, cfg, optimizer):
             assert cfg.SOLVER.LR_SCHEDULER_NAME == "MyPoly"
             return torch.optim.lr_scheduler.ConstantLR(optimizer)
 
     opts = ("DATASETS.TRAIN", ("mine",), "MODEL.NAME", "MyNet", "SOLVER.LR_SCHEDULER_NAME", "MyPoly")
+    opts += ("SOLVER.OPTIMIZER", "ADAMW_8BIT", "DATALOADER.SAMPLER_TRAIN", "ClassAwareSampler")
     make(Trainer, *opts, "TEST.EVALUATOR", "COCOeval").train()
     assert (tmp_path / "config.yaml").is_file()
 

@@ -8,7 +8,6 @@ from starts import arguments, contents, set_up, train
 
 from hookline.config import ConfigError, UnknownKeyError, get_cfg
 from hookline.engine import DefaultTrainer, default_argument_parser, default_setup
-from hookline.engine.data import build_train_loader
 from hookline.hooks import CallbackHook
 
 
@@ -74,23 +73,6 @@ def test_a_trainer_without_setup_does_the_same(quick, tmp_path):
         DefaultTrainer(quick("SOLVER.MAX_ITER", 0))
 
 
-class Ported(DefaultTrainer):
-    """Builds what its config names by names that hookline does not know."""
-
-    @classmethod
-    def build_optimizer(cls, cfg, model):
-        assert cfg.SOLVER.OPTIMIZER == "ADAMW_8BIT"
-        return torch.optim.AdamW(model.parameters(), cfg.SOLVER.BASE_LR)
-
-    @classmethod
-    def build_train_loader(cls, cfg):
-        assert (cfg.DATASETS.TRAIN, cfg.DATALOADER.SAMPLER_TRAIN) == (("coco_2017_train",), "ClassAwareSampler")
-        cfg = get_cfg()
-        cfg.MODEL.DEVICE = "cpu"
-        cfg.DATASETS.TRAIN = ("synthetic",)
-        return build_train_loader(cfg)
-
-
 def test_unknown_names_are_left_to_the_trainer_or_stop_one_without_a_method_for_them(quick, tmp_path, capsys):
     cfg = quick()
     cfg.SOLVER.OPTIMIZER = "ADAMW_8BIT"
@@ -101,9 +83,6 @@ def test_unknown_names_are_left_to_the_trainer_or_stop_one_without_a_method_for_
     with pytest.raises(UnknownKeyError, match="coco_2017_train"):
         DefaultTrainer(cfg)
     assert contents(tmp_path) == {}
-    trainer = Ported(cfg)
-    trainer.train()
-    assert type(trainer.optimizer) is torch.optim.AdamW
 
 
 def test_a_process_of_torchrun_that_has_not_joined_the_others_is_refused(quick, monkeypatch, tmp_path):
