@@ -24,14 +24,6 @@ from typing import Any
 Operation = tuple[str, str, int]
 """An operation: its kind, its file, and its count among operations of that kind on that file."""
 
-FAULTS = {
-    "kill before": "SIGKILL before the operation",
-    "kill after": "SIGKILL after it",
-    "torn": "half of a write, then SIGKILL",
-    "EIO": "an input/output error, once",
-    "ENOSPC": "the disk is full from this operation on",
-}
-
 # Operations that work on a full disk.
 _NEED_NO_SPACE = ("remove", "rmdir", "sync")
 # Parts of names that differ between runs.
@@ -49,7 +41,8 @@ class Plan:
         root: the folder whose operations count.
         record: a file that gets the name of each operation; empty: they are not recorded.
         operation: where the fault is; None: there is none.
-        fault: one of :data:`FAULTS`.
+        fault: "kill before" or "kill after" the operation; "torn": half of a write, then a kill; "EIO": an input/output
+            error, once; "ENOSPC": the disk is full from this operation on.
         clock: seconds by which the process's clock is ahead, so that runs started within a second have different times.
     """
 
@@ -72,14 +65,7 @@ class Injector:
         self._record = os.open(plan.record, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if plan.record else -1
 
     def operation(self, kind: str, path: str, act: Callable[[], Any], torn: Callable[[], Any] | None = None) -> Any:
-        """Do an operation, or the fault that the plan has for it.
-
-        Args:
-            kind: what is done.
-            path: to which file; those outside the root are left alone.
-            act: does it.
-            torn: does half of it, where that can be.
-        """
+        """Do an operation with ``act``, or the fault that the plan has for it; ``torn`` does half of a write."""
         if not path.startswith(self._root):
             return act()
         name = path.removeprefix(self._root)

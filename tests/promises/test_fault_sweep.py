@@ -1,7 +1,7 @@
 """A run ends like an uninterrupted one after a fault or kill at any of its file operations.
 
 The run is small and complete: dropout, a moving average, the best weights, evaluations, four kinds of files. For each
-of its operations and each fault (see ``injector.FAULTS``) it is started, resumed to its end, and every third time then
+of its operations and each fault (see ``injector.Plan``) it is started, resumed to its end, and every third time then
 resumed with a larger MAX_ITER. Its files must then equal those of the undisturbed run, or a resume is refused with a
 message. Files of the user in its folder must not change.
 """
