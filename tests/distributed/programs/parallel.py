@@ -288,6 +288,12 @@ class Forgets(Angles):
         nn.init.ones_(self.scale)
 
 
+class ForgetsNumbers(Angles):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("numbers", torch.arange(3))
+
+
 class Peeks(nn.Linear):
     def __init__(self):
         super().__init__(6, 6)
@@ -317,7 +323,8 @@ def check_models_built_on_the_meta_device_are_the_same_on_every_mesh(folder):
         if value.dim() == 2:
             assert round(gathered(value).std().item(), 2) == (0.01 if "proj" in name else 0.02), name
     for make, message in (
-        (Forgets, r"reset_parameters\(\) of 0 \(Forgets\)"),
+        (Forgets, r"reset_parameters\(\) of 0 \(Forgets\) leaves angles"),
+        (ForgetsNumbers, r"reset_parameters\(\) of 0 \(ForgetsNumbers\) leaves numbers"),
         (Peeks, "cannot be built on torch's meta device"),
         (lambda: nn.MultiheadAttention(6, 2), r"0 \(MultiheadAttention\)"),
     ):
