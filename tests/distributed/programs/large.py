@@ -50,8 +50,8 @@ def train(folder, name, width, depth, resume, peak, *options):
         "MODEL.NAME", "GPT", "MODEL.DEVICE", "cpu", "MODEL.ARGS.width", width, "MODEL.ARGS.depth", depth,
         "MODEL.ARGS.heads", "8", "MODEL.ARGS.vocab_size", "64", "MODEL.ARGS.block_size", "16",
         "MODEL.LOSS.NAME", "CrossEntropyLoss", "DATASETS.TRAIN", "['large:tokens']", "DATALOADER.BATCH_SIZE", "4",
-        "DATASETS.TEST", "['large:tokens']", "TEST.METRICS", "['Accuracy']", "TEST.EVAL_PERIOD", "2",
-        "SOLVER.OPTIMIZER.NAME", "AdamW", "SOLVER.BASE_LR", "0.0001", "SOLVER.MAX_ITER", "4" if resume else "2",
+        "DATASETS.TEST", "['large:tokens']", "TEST.METRICS", "['Accuracy']", "TEST.EVAL_PERIOD", "1",
+        "SOLVER.OPTIMIZER.NAME", "AdamW", "SOLVER.BASE_LR", "0.0001", "SOLVER.MAX_ITER", "2" if resume else "1",
         "SOLVER.WARMUP_ITERS", "0", "SEED", "1", "OUTPUT_DIR", str(folder / name),
         "PARALLEL.NAME", "fsdp2", "PARALLEL.ARGS.modules", "['TransformerBlock']", *options,
     ])  # fmt: skip
