@@ -5,6 +5,7 @@ from pickle import PicklingError
 
 import pytest
 import torch.distributed as dist
+from ranks import PROGRAMS
 from torch.utils.data import DataLoader
 
 from hookline.config import ConfigError
@@ -85,10 +86,14 @@ def test_an_address_in_use_and_a_function_without_a_name_are_refused(variables):
 
 
 @pytest.mark.slow
-def test_ranks_import_what_they_run():
+def test_ranks_import_what_they_run_and_have_the_start_method_of_their_launcher():
+    def run(*arguments):
+        return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=100, check=False)
+
     code = "from hookline.engine import launch\ndef main(): pass\nlaunch(main, 2, device='cpu')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
-    assert "ConfigError: launch()" in done.stderr
+    assert "ConfigError: launch()" in run("-c", code).stderr
+    done = run(PROGRAMS / "start_method.py")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # ---------------------------------------------------------------------------- other launchers
