@@ -1,4 +1,4 @@
-"""Code as it is written for detectron2's engine, with only the imports changed (see DESIGN.md)."""
+"""Code as it is written for detectron2's engine, with only the imports changed (see docs/porting/detectron2.md)."""
 
 import json
 import logging
@@ -15,13 +15,7 @@ from hookline.engine import DefaultTrainer, HookBase, SimpleTrainer, TrainerBase
 from hookline.engine.checkpoint import Checkpointer, DetectionCheckpointer
 from hookline.engine.evaluation import DatasetEvaluator, DatasetEvaluators, print_csv_format
 from hookline.engine.modeling import META_ARCH_REGISTRY
-from hookline.hooks import (
-    CommonMetricPrinter,
-    EventWriter,
-    JSONWriter,
-    get_event_storage,
-    has_event_storage,
-)
+from hookline.hooks import CommonMetricPrinter, JSONWriter, get_event_storage, has_event_storage
 
 
 class _CompatModel(nn.Module):
@@ -114,30 +108,6 @@ def test_writer_hooks_write_rows_and_lines(tmp_path, caplog):
     assert all("metric" not in row and "total_loss" in row for row in rows[:-1])
     assert len(lines) == 3
     assert "eta: 0:00:00" in lines[-1]
-
-
-def test_a_writer_of_ones_own_reads_the_latest_metrics():
-    class Mine(EventWriter):
-        def __init__(self, window_size=20):
-            self._window_size, self._last_write, self.rows = window_size, -1, []
-
-        def write(self):
-            storage = get_event_storage()
-            new_last_write = self._last_write
-            for name, (value, iteration) in storage.latest_with_smoothing_hint(self._window_size).items():
-                if iteration > self._last_write:
-                    self.rows.append((iteration, name, value))
-                    new_last_write = max(new_last_write, iteration)
-            self._last_write = new_last_write
-
-    class Steps(TrainerBase):
-        def run_step(self):
-            self.storage.put_scalar("number", float(self.iter))
-
-    writer, trainer = Mine(), Steps()
-    trainer.register_hooks([hooks.PeriodicWriter([writer], period=10)])
-    trainer.train(0, 20)
-    assert writer.rows == [(9, "number", 4.5), (19, "number", 9.5)]
 
 
 # ---------------------------------------------------------------------------- hooks

@@ -31,7 +31,6 @@ from hookline.engine.data import DATASET_REGISTRY, ShardedIterable
 from hookline.engine.modeling import MODEL_REGISTRY
 from hookline.hooks import HOOK_REGISTRY, FunctionHook, HookBase
 
-ROOT = Path(__file__).parents[2]
 KILLED_AT = 14  # the last iteration that the checkpoint knows of
 SIZE = 30  # samples
 
@@ -435,8 +434,6 @@ def models(checkpoint: dict[str, Any]) -> Any:
     """The average of a new run: the model's weights."""
     return checkpoint["model"]
 
-
-LONGER = ("SOLVER.MAX_ITER", 80)
 
 CASES: dict[str, Case] = {
     "model": Case("weights"),

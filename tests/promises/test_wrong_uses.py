@@ -365,8 +365,6 @@ PYTHON = [
     ({"bacth_size": 3}, "did you mean 'batch_size'?"),
     ({"length": None}, 'length: is missing; give a number of epochs or iterations, such as "10ep" or 1000'),
     ({"length": "10 weeks"}, "Trainer(length=...): SOLVER.MAX_ITER: '10 weeks' is not a duration"),
-    ({"optimizer": "Adma"}, "unknown optimizer 'Adma'; did you mean 'Adam"),
-    ({"loss": "CrossEntropy"}, "did you mean 'CrossEntropyLoss'?"),
     ({"model": 3}, "cannot be the model: it is of type int, not a Module"),
     ({"train_data": 3}, "cannot be the dataset: it is of type int"),
     ({"train_data": [X, Y]}, "Trainer(train_data=...): a list is not a data set: pass a tuple of tensors (x, y)"),
