@@ -94,3 +94,10 @@ def test_an_exported_checkpoint_of_a_mesh_evaluates_on_one_rank_to_the_same_loss
 
 
 checked, test_two_ranks = checks("meshes", 2)
+
+
+@pytest.mark.slow
+def test_layers_are_split_exactly_by_the_plans_of_transformers(tmp_path):
+    pytest.importorskip("transformers")
+    code, output, _ = run_ranks("meshes:plans_of_transformers", 2, tmp_path)
+    assert code == 0, output
