@@ -1,5 +1,6 @@
 """Strategies as a user writes them, of docs/distributed.md and tests/distributed/strategies: training and resume."""
 
+import logging
 import shutil
 import sys
 
@@ -109,9 +110,12 @@ def check_a_sharding_strategy_must_declare_which_ranks_share_a_batch(folder):
 
 
 def check_a_run_with_other_weights_on_each_rank_cannot_be_resumed(folder):
+    logging.disable(logging.INFO)
     trainer_of(folder, "own_strategies:EachItsOwn").train()
+    logging.disable(logging.WARNING)
     comm.synchronize()
     before = {path: path.read_bytes() for path in folder.glob("*.pth")}
+    assert "Strategy EachItsOwn: each rank has its own weights" in (folder / "log.txt").read_text()
     for strategy in ("own_strategies:EachItsOwn", "ddp"):
         with pytest.raises(ConfigError, match="cannot be resumed: its run held other weights"):
             trainer_of(folder, strategy, "SOLVER.MAX_ITER", 10, resume=True)

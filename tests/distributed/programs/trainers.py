@@ -105,6 +105,12 @@ def check_periods_in_seconds_end_at_the_same_step_on_all_ranks(folder):
     assert_same(at)
 
 
+def check_hooks_registered_on_all_ranks_join_with_the_next_step(folder):
+    seen, late = [], CallbackHook(before_step=lambda t: seen.append(t.iter))
+    agreed(CallbackHook(after_step=lambda t: t.iter == 5 and t.register_hooks([late])), steps=8)
+    assert seen == [6, 7]
+
+
 def check_a_hook_registered_on_one_rank_only_is_an_error_on_all_ranks(folder):
     def register(trainer):
         trainer.register_hooks([hooks.PeriodicWriter([], period=100000)])
