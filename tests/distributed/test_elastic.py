@@ -178,7 +178,7 @@ def test_a_run_continues_without_a_machine_whose_network_is_cut(agent, namespace
 @pytest.mark.slow
 def test_a_run_of_several_machines_ends_with_a_lost_one_and_resumes_on_fewer(tmp_path):
     several = ["--num-machines", 2, "--dist-url", f"tcp://127.0.0.1:{free_port()}", "--machine-rank"]
-    machines = [fork(tool(*RUN, *several, rank), tmp_path) for rank in range(2)]
+    machines = [fork(tool(*RUN, "PARALLEL.TIMEOUT", "60s", *several, rank), tmp_path) for rank in range(2)]
     wait_for(tmp_path, 2, machines)
     machines[1].kill()
     (code, output), (killed, _) = (finish(machine) for machine in machines)
