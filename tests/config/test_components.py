@@ -62,12 +62,6 @@ def test_a_wrong_argument_is_found_without_building_and_named_by_its_key():
             slot.check(config(args={"siz": 2}))
 
 
-def test_an_empty_name_is_skipped_by_the_check_and_refused_by_the_build():
-    assert one.check(config("")) == []
-    with pytest.raises(ConfigError, match=r"A\.PART_NAME"):
-        one.build(config(""))
-
-
 def test_an_error_of_the_constructor_names_the_key_on_request():
     cfg = config(args={"size": -1})
     with pytest.raises(ValueError, match=r"^size is negative"):

@@ -76,11 +76,6 @@ def test_a_python_file_is_never_executed(write, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(("text", "value"), [("1e5", 1e5), ("-1.5E+3", -1500.0), ("1", 1.0), ('"0.5"', 0.5)])
-def test_numbers_are_numbers(write, text, value):
-    assert value == merged(write(f"LR: {text}")).LR
-
-
 def test_unquoted_scalars_are_literals_and_quoted_ones_text(write):
     cfg = make_cfg()
     cfg.ARGS.set_new_allowed(True)

@@ -1,4 +1,3 @@
-import errno
 import os
 
 import pytest
@@ -119,16 +118,3 @@ def test_a_folder_is_restored_if_its_replacement_fails_and_never_displaced_if_it
     with pytest.raises(ConfigError, match="not a checkpoint"), displaced(str(tmp_path / "run")):
         pass
     assert (tmp_path / "run/content").read_text() == "mine"
-
-
-def test_a_file_system_that_cannot_sync_folders_is_used(path, monkeypatch):
-    fsync = os.fsync
-
-    def fsync_of_files(descriptor):
-        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
-            raise OSError(errno.EINVAL, "Invalid argument")
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync_of_files)
-    replace_text(str(path), "text")
-    assert path.read_text() == "text"

@@ -1,12 +1,9 @@
-import errno
-import fcntl
 import os
 import subprocess
 import sys
 
 import pytest
 
-from hookline.config import ConfigError
 from hookline.config.files.run_folder import RunFolder, claim, is_claimed, run_folder
 
 
@@ -94,18 +91,6 @@ def test_the_lock_of_a_killed_run_does_not_matter_wherever_it_ran_and_if_its_chi
     assert (tmp_path / ".hookline" / "lock").read_text() == ""
 
 
-def test_a_file_system_without_locks_gives_one_warning(tmp_path, monkeypatch, log):
-    def without(descriptor, operation):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", without)
-    folder = RunFolder(str(tmp_path))
-    for _ in range(2):
-        folder.take(resume=True)
-        folder.release()
-    assert [text for text in log.messages if "cannot be locked (No locks available)" in text] == log.messages
-
-
 # Kills a start at each of its file operations in turn.
 KILLS = """
 import itertools, os, shutil, sys
@@ -181,17 +166,3 @@ def test_a_start_killed_anywhere_leaves_the_earlier_run_complete_or_moved(tmp_pa
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) > 20
-
-
-def test_a_run_does_not_continue_where_another_one_has_begun(tmp_path):
-    first, other = RunFolder(str(tmp_path)), RunFolder(str(tmp_path))
-    first.take(resume=False)
-    first.claim("metrics.json")
-    (tmp_path / "metrics.json").touch()
-    first.release()
-    first.continue_here()
-    first.release()
-    other.take(resume=False)
-    other.release()
-    with pytest.raises(ConfigError, match="another run has begun in"):
-        first.continue_here()
