@@ -8,13 +8,10 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import TensorDataset
 
 from hookline import hooks
-from hookline.engine import Trainer
-from hookline.hooks import CallbackHook, EventStorage, get_event_storage, has_event_storage
-from hookline.hooks.history_buffer import MeanWindow, fetch_tensors
+from hookline.hooks import EventStorage, get_event_storage, has_event_storage
+from hookline.hooks.history_buffer import MeanWindow
 
 
 @pytest.fixture
@@ -84,13 +81,6 @@ def test_name_scopes_nest_and_end_with_an_exception(storage):
     storage.put_scalar("d", 4)
     assert list(storage.latest()) == ["outer/inner/iteration", "outer/c", "d"]
     assert storage._vis_data[0][0] == "outer/inner/image"
-
-
-def test_values_from_a_device_are_not_rounded():
-    values = {"num_items": torch.tensor(2**24 + 1), "loss": torch.tensor(0.5), "double": torch.tensor(0.1).double() / 3}
-    expected = {name: value.item() for name, value in values.items()}
-    fetch_tensors([(0, values, True)])
-    assert values == expected
 
 
 # ---------------------------------------------------------------------------- reading
@@ -168,18 +158,14 @@ def test_images_histograms_and_texts_wait_for_writers(storage):
     with EventStorage() as resumed:
         resumed.load_state_dict(storage.state_dict())
         assert [(name, iteration) for name, _, iteration in resumed._vis_data] == [("image", 4)]
+    storage.clear_images()  # as writers of detectron2 do
+    storage.clear_histograms()
+    assert not any((storage._vis_data, storage._histograms))
     storage.clear_media()
-    assert not any((storage._vis_data, storage._histograms, storage._texts))
+    assert not storage._texts
 
 
 # ---------------------------------------------------------------------------- state and memory
-
-
-def test_a_state_has_as_many_values_as_the_longest_window(storage):
-    put_series(storage, "loss", range(10_500), smoothing_hint=True)
-    with EventStorage(10_500) as resumed:
-        resumed.load_state_dict(storage.state_dict())
-        assert resumed.rows(MeanWindow(10_000))[0] == [(10_499, {"loss": 5499.5})]
 
 
 def test_memory_does_not_grow_with_the_length_of_a_run(storage):
@@ -196,19 +182,3 @@ def test_memory_does_not_grow_with_the_length_of_a_run(storage):
     for _ in range(1000):
         storage.put_image("image", torch.zeros(1, 1, 1))
     assert len(storage._vis_data) <= 64
-
-
-# ---------------------------------------------------------------------------- outside of training
-
-
-def test_hooks_may_put_metrics_in_an_evaluation_or_prediction_outside_of_training(tmp_path):
-    def put(event):
-        return lambda trainer, *args: (seen.append(event), trainer.storage.put_scalar("seen", 1.0))
-
-    seen, events = [], ["before_eval", "after_eval", "before_predict", "after_predict"]
-    hook = CallbackHook(**{event: put(event) for event in events})
-    data = TensorDataset(torch.randn(4, 2), torch.randn(4, 1))
-    trainer = Trainer(nn.Linear(2, 1), test_data=data, loss=nn.MSELoss(), hooks=[hook], output_dir=tmp_path)
-    trainer.evaluate()
-    trainer.predict()
-    assert seen == events

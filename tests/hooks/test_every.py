@@ -20,17 +20,6 @@ class Trainer(TrainerBase):
         pass
 
 
-def due_at(period, epoch_length):
-    """The iterations of twelve after which a period ends."""
-    every, found, model = Every(period), [], Net()
-    trainer = Trainer()
-    if epoch_length:
-        trainer = SimpleTrainer(model, [torch.ones(1, 2)] * epoch_length, torch.optim.SGD(model.parameters(), 0.1))
-    trainer.register_hooks([CallbackHook(after_step=lambda t: found.append(t.iter) if every(t) else None)])
-    trainer.train(0, 12)
-    return found
-
-
 @pytest.mark.parametrize(
     ("period", "epoch_length", "expected"),
     [
@@ -42,7 +31,13 @@ def due_at(period, epoch_length):
     ],
 )
 def test_periods_end_at_the_expected_steps(period, epoch_length, expected):
-    assert due_at(period, epoch_length) == expected
+    every, found, model = Every(period), [], Net()
+    trainer = Trainer()
+    if epoch_length:
+        trainer = SimpleTrainer(model, [torch.ones(1, 2)] * epoch_length, torch.optim.SGD(model.parameters(), 0.1))
+    trainer.register_hooks([CallbackHook(after_step=lambda t: found.append(t.iter) if every(t) else None)])
+    trainer.train(0, 12)
+    assert found == expected
 
 
 def test_periods_in_time_follow_the_clock(monkeypatch):
@@ -73,3 +68,15 @@ def test_the_period_of_a_hook_can_be_set_as_detectron2s(tmp_path):
     trainer.register_hooks(hooks)
     trainer.train(0, 6)
     assert (len(calls), saves) == (3, [2, 5, 5])
+
+
+def test_an_eval_hook_that_skips_init_evaluates():
+    class Own(EvalHook):
+        def __init__(self, period, function):
+            self._period, self._func = period, function
+
+    calls = []
+    trainer = Trainer()
+    trainer.register_hooks([Own(2, lambda: calls.append(trainer.iter))])
+    trainer.train(0, 5)
+    assert calls == [1, 3, 5]

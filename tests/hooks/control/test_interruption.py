@@ -85,34 +85,23 @@ def test_a_custom_loop_can_use_stop_signals():
 
 
 WORKERS = """
-import multiprocessing, os, signal, sys, time
-from hookline.hooks.control.interruption import StopSignals, leave_signals_to_parent
+import multiprocessing, os, signal, time
+from hookline.hooks.control.interruption import leave_signals_to_parent
 
-def work(ready, late):
-    time.sleep(late)
+def work():
+    time.sleep(0.5)
     leave_signals_to_parent()
-    ready.set()
     time.sleep(100)
 
-def start(late=0.0):
-    ready = multiprocessing.Event()
-    multiprocessing.Process(target=work, args=(ready, late), daemon=True).start()
-    return ready
+multiprocessing.Process(target=work, daemon=True).start()
+os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize(
-    ("code", "exit_code"),
-    [
-        ("if os.fork():\n    os.wait()\nelse:\n    with StopSignals():\n        start().wait()\n        sys.exit()", 0),
-        ("start(0.5); os.kill(os.getpid(), signal.SIGKILL)", -9),
-    ],
-    ids=["of a process that was forked", "of one that is killed before they look after it"],
-)
-def test_workers_exit_with_the_process(code, exit_code, tmp_path):
-    (tmp_path / "script.py").write_text(f"{WORKERS}\n{code}")
+def test_workers_exit_with_a_process_that_is_killed_before_they_look_after_it(tmp_path):
+    (tmp_path / "script.py").write_text(WORKERS)
     process = forker.start([tmp_path / "script.py"], tmp_path, os.environ)
-    assert process.wait(50) == exit_code, process.communicate()
+    assert process.wait(50) == -9, process.communicate()
     end = time.monotonic() + 50
     while remaining := process.alive():
         assert time.monotonic() < end, remaining

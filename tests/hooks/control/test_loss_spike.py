@@ -30,7 +30,6 @@ class Losses(TrainerBase):
     [
         ({50: 30.0, 73: 8.0}, 2),
         (dict.fromkeys(range(50, 90, 5), 100.0), 8),  # the first do not hide later ones
-        ({iteration: 1.0 + 1e-7 * (iteration % 7 == 0) for iteration in range(100)}, 0),  # rounding
         ({3: 100.0}, 0),  # before the window is half full
         ({3: math.nan, 4: math.inf, 40: math.nan}, 3),  # at any time
         ({iteration: 10 * noise(iteration) for iteration in range(50, 100)}, 12),  # the new normal after half a window

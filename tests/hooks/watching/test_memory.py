@@ -37,15 +37,6 @@ def test_without_a_gpu_there_is_one_warning_each(log, monkeypatch, tmp_path):
 
 @pytest.mark.gpu
 @gpu
-def test_memory_statistics_are_logged_at_most_max_runs_times(log):
-    train_net(100, TorchMemoryStats(period=10, max_runs=3), device="cuda")
-    assert log.text.count("GPU memory at iteration") == 3
-    assert "GPU memory at iteration 29" in log.text
-    assert log.text.count("PyTorch CUDA memory summary") == 1
-
-
-@pytest.mark.gpu
-@gpu
 def test_a_memory_snapshot_has_the_allocations_of_its_steps(tmp_path):
     train_net(5, MemorySnapshot(str(tmp_path), start=1, steps=2), device="cuda")
     with (tmp_path / "memory_iter1.pickle").open("rb") as file:

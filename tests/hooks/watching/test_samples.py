@@ -3,11 +3,6 @@
 import pytest
 import torch
 from small_runs import config_trainer
-from torch import nn
-from torch.utils.data import DataLoader, Subset, TensorDataset
-
-from hookline.engine import SimpleTrainer
-from hookline.hooks import SamplePredictions
 
 pytest.importorskip("PIL")
 
@@ -31,18 +26,3 @@ def test_each_evaluation_writes_a_picture_of_one_sample_of_each_class(tmp_path):
         assert image.shape == (1, 4, 4)
         assert label[0] in "abcd"
         assert label.endswith(f"is {'abcd'[truth]}") is not right
-
-
-class Pictures(TensorDataset):
-    classes = ("cat", "dog")
-
-
-def test_names_are_those_of_the_data_set_and_ignored_targets_are_left_out():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
-    data = Pictures(torch.rand(3, 3, 2, 2), torch.tensor([1, -100, 1]))
-    trainer = SimpleTrainer(model, DataLoader(Subset(data, range(3)), 3), torch.optim.SGD(model.parameters(), 0.1))
-    trainer.register_hooks([hook := SamplePredictions(num=5)])
-    hook.before_eval()
-    for _ in range(2):
-        hook.after_eval_step(tuple(data.tensors), torch.tensor([[0.0, 9.0]] * 3))
-    assert [(label, right) for _, label, right in hook._samples.values()] == [("dog (100%)", True)]

@@ -8,7 +8,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hookline.engine import SimpleTrainer
 from hookline.engine.evaluation import evaluation_context, inference_on_dataset
-from hookline.engine.modeling import ModelAdapter
 from hookline.hooks import CallbackHook, EvalHook, JSONWriter, PeriodicWriter, Throughput
 
 
@@ -57,22 +56,12 @@ DICTS = [{"x": torch.randn(3, 4)}, {"x": torch.randn(5, 4)}]  # without a batch 
     [
         (loader(samples=10), {}, {"samples_per_s": 10.0}),  # batches of 8 and 2
         (DICTS, {"items_of": "x"}, {"items_per_s": 32.0, "samples_per_s": 8.0}),
-        (DICTS, {"items_of": lambda batch: batch["x"].numel()}, {"items_per_s": 32.0, "samples_per_s": 8.0}),
     ],
 )
 def test_samples_and_items_per_second_of_wall_clock_time(tmp_path, tick, data, kwargs, rates):
     found = train(tmp_path, data, [20], Throughput(**kwargs), tick)
     assert [row["iteration"] for row in found] == [9, 19]  # no row is added at the end
     assert [{name: row[name] for name in rates} for row in found] == [rates, rates]
-
-
-def test_accumulated_batches_are_counted_once_and_those_of_all_ranks(tmp_path, tick):
-    def two_ranks(trainer):
-        trainer.comm = type("Two", (type(trainer.comm),), {"get_data_size": staticmethod(lambda: 2)})
-
-    data, kwargs = [{"x": torch.randn(8, 4)}], {"accumulation_steps": 2, "adapter": ModelAdapter()}
-    [row] = train(tmp_path, data, [10], CallbackHook(on_registered=two_ranks), Throughput(), tick, **kwargs)
-    assert row["samples_per_s"] == 32.0
 
 
 def test_the_epoch_is_a_fraction_and_a_second_training_continues_it(tmp_path):

@@ -9,10 +9,6 @@ class Idle(TrainerBase):
         pass
 
 
-def times(trainer):
-    return [iteration for _, iteration in trainer.storage.history("time").values()]
-
-
 def timed(warmup, *runs, hooks=()):
     """Train in runs from a first to a last iteration; return the trainer."""
     trainer = Idle()
@@ -31,9 +27,9 @@ def timed(warmup, *runs, hooks=()):
     ],
 )
 def test_the_time_of_each_step_is_put(warmup, runs, iterations):
-    trainer = timed(warmup, *runs)
-    assert times(trainer) == list(iterations)
-    assert all(0 < seconds < 1 for seconds, _ in trainer.storage.history("time").values())
+    times = timed(warmup, *runs).storage.history("time").values()
+    assert [iteration for _, iteration in times] == list(iterations)
+    assert all(0 < seconds < 1 for seconds, _ in times)
 
 
 def test_the_time_of_other_hooks_does_not_count_and_the_speed_is_reported_at_the_end(log, monkeypatch):
