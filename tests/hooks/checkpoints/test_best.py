@@ -8,7 +8,6 @@ import pytest
 import torch
 from small_runs import files, last, saved
 
-from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer
 from hookline.hooks import BestCheckpointer, CallbackHook, EvalHook, PeriodicCheckpointer
 
@@ -150,17 +149,6 @@ def test_files_are_removed_after_the_next_checkpoint_and_a_missing_one_is_a_warn
     assert kept(checkpointer) == files_of(hook)
 
 
-def test_another_metric_on_a_resume_starts_a_new_list_and_keeps_the_former_best(train, log):
-    _, checkpointer, _ = train({1: 5.0, 3: 9.0, 5: 1.0}, until=6)
-    before = saved(checkpointer, "model_best")["model"]["fc.weight"]
-    for fail_at in (8, 8, None):  # also if the run is killed before its next checkpoint
-        _, checkpointer, hook = train({}, fail_at=fail_at, until=9, metric="total_loss", mode="min")
-        assert torch.equal(saved(checkpointer, "model_best_0000003")["model"]["fc.weight"], before)
-        assert saved(checkpointer, "model_best")["best_metric"]["name"] == "total_loss"
-    assert "chosen by metric (max), and are chosen by total_loss (min) from now on" in log.text
-    assert [iteration for _, iteration in hook.best] == [8]
-
-
 # ---------------------------------------------------------------------------- loading the best at the end
 
 
@@ -179,19 +167,6 @@ def test_an_early_stop_loads_the_best_and_an_interruption_does_not(train, exit_c
     stop = CallbackHook(after_step=lambda t: t.request_stop("", exit_code=exit_code) if t.iter == 6 else None)
     _, _, hook = train({3: 0.9}, hooks=[stop], load_at_end=True)
     assert hook.loaded_iter == loaded
-
-
-def test_a_missing_best_at_the_end_is_a_warning_and_a_damaged_one_an_error(train, log, tmp_path):
-    def damage(trainer):
-        path = tmp_path / "run" / "model_best.pth"
-        content = bytearray(path.read_bytes())
-        content[content.index(trainer.weights[3].numpy().tobytes()) + 2] ^= 1
-        path.write_bytes(content)
-
-    train({}, until=2, load_at_end=True)
-    assert "There is no " in log.text
-    with pytest.raises(ConfigError, match=r"model_best\.pth is damaged"):
-        train({3: 0.9}, hooks=[CallbackHook(after_train=damage)], load_at_end=True)
 
 
 # ---------------------------------------------------------------------------- subclasses that check by themselves
@@ -216,17 +191,3 @@ def test_a_subclass_that_checks_by_itself_is_called_as_in_detectron2(make):
     assert {1, 3, 5, 8} <= set(hook.checked)
     assert saved(checkpointer, "model_best_own")["iteration"] == hook.best_iter
     assert not [name for name in files(checkpointer) if name.startswith("model_best_0")]
-
-
-# ---------------------------------------------------------------------------- the link
-
-
-def test_without_links_and_in_place_of_a_pipe_the_best_is_a_copy(train, make, monkeypatch):
-    def fail(*_):
-        raise PermissionError(1, "Operation not permitted")
-
-    os.mkfifo(f"{make()[1].save_dir}/model_best.pth")
-    monkeypatch.setattr(os, "symlink", fail)
-    _, checkpointer, _ = train({1: 0.3, 3: 0.9})
-    assert kept(checkpointer) == files_of([(0.9, 3)])
-    assert not os.path.islink(f"{checkpointer.save_dir}/model_best.pth")

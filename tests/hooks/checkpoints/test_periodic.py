@@ -155,14 +155,6 @@ def test_only_the_newest_are_kept_also_of_an_interrupted_run_and_over_resumes(tr
     assert files(checkpointer) == names(7, 9)
 
 
-def test_a_moved_run_removes_its_old_checkpoints_and_none_that_were_saved_without_a_limit(train, tmp_path):
-    train(4, 2, folder="old")
-    train(8, 2, start=4, max_to_keep=1, folder="old")
-    (tmp_path / "old").rename(tmp_path / "new")
-    _, checkpointer = train(12, 2, start=8, max_to_keep=1, folder="new")
-    assert files(checkpointer) == names(1, 3, 11)
-
-
 # ---------------------------------------------------------------------------- RollingCheckpointer
 
 

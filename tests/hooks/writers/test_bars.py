@@ -4,7 +4,6 @@ import contextlib
 import logging
 import re
 import sys
-import types
 
 import pytest
 import torch
@@ -162,32 +161,17 @@ def test_a_failure_shows_the_full_traceback_and_restores_the_terminal(open_termi
     assert {"Traceback (most recent call last):", "ValueError: the real error"} <= set(lines)
 
 
-def test_a_process_shows_one_bar_at_a_time(open_terminal):
-    terminal = open_terminal()
-
-    def nested(trainer):
-        if trainer.iter == 5:
-            terminal.until(" 5/10 ")
-            assert train(end=77).reason == "completed"
-
-    train(ProgressBar(), CallbackHook(before_step=nested))
-    assert [COUNT.search(line)[0] for line in shown_bars(terminal)] == ["10/10"]
-    assert "/77" not in terminal.text
-
-
 # ---------------------------------------------------------------------- terminals
 
 
-@pytest.mark.parametrize("place", ["a file", "a dumb terminal", "rank 1"])
+@pytest.mark.parametrize("place", ["a file", "a dumb terminal"])
 def test_elsewhere_there_is_no_bar_and_no_call_in_a_step(place, open_terminal, tmp_path, monkeypatch):
     terminal = open_terminal()
     trainer = Trainer()
     if place == "a file":
         monkeypatch.setattr(sys, "stdout", open(tmp_path / "out", "w"))  # noqa: SIM115 (closed below)
-    elif place == "a dumb terminal":
-        monkeypatch.setenv("TERM", "dumb")
     else:
-        trainer.comm = types.SimpleNamespace(is_main_process=lambda: False)
+        monkeypatch.setenv("TERM", "dumb")
     with sys.stdout:
         train(trainer=trainer)
     terminal.close()

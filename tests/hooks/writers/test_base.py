@@ -93,14 +93,3 @@ def test_the_eta_is_the_median_step_time_times_the_steps_left(log):
         CommonMetricPrinter(3610).write()
         assert storage.latest()["eta_seconds"] == (7200.0, 9)
     assert lines(log)[0].startswith("eta: 2:00:00  iter: 9/3610")
-
-
-def test_projects_of_detectron2_format_the_eta(log):
-    class Soon(CommonMetricPrinter):
-        def _get_eta(self, storage):
-            return f"{super()._get_eta(storage)} or so"
-
-    with EventStorage(3) as storage:
-        storage.put_scalars(time=2.0, loss=0.5)
-        Soon(34).write()
-    assert lines(log) == ["eta: 0:01:00 or so  iter: 3/34  loss: 0.5  time: 2 s"]

@@ -9,7 +9,6 @@ import pytest
 import torch
 from metric_runs import at, iterations_of, put, rows_of, train_losses, write
 
-from hookline.config import ConfigError
 from hookline.hooks import (
     CallbackHook,
     CSVWriter,
@@ -54,20 +53,7 @@ def test_a_csv_file_gets_a_column_when_a_metric_appears(tmp_path):
     assert [(row["iteration"], row["loss"]) for row in rows] == [(str(i), f"{i}.0") for i in (1, 3, 5, 7)]
 
 
-@pytest.mark.parametrize("writer", FILES.values())
-def test_a_fifo_or_a_folder_is_refused(tmp_path, writer):
-    os.mkfifo(tmp_path / "fifo")
-    for path in (tmp_path / "fifo", tmp_path):
-        with pytest.raises(ConfigError, match=path.name):
-            writer(str(path))
-
-
 # ---------------------------------------------------------------------- resume
-
-
-def assert_same_files(folder, other):
-    for name in FILES:
-        assert (folder / name).read_bytes() == (other / name).read_bytes(), name
 
 
 def test_a_killed_and_resumed_run_has_the_files_of_an_uninterrupted_one_and_missing_rows_are_a_warning(tmp_path, log):
@@ -86,7 +72,8 @@ def test_a_killed_and_resumed_run_has_the_files_of_an_uninterrupted_one_and_miss
     [state] = states
     added = CSVWriter(str(folder / "added.csv"), 1)
     write([added, *writers(folder, reversed(FILES))], 5, start=30, state=state)
-    assert_same_files(folder, tmp_path / "whole")
+    for name in FILES:
+        assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert [row["iteration"] for row in csv_rows(folder / "added.csv")] == ["34", "39", "44", "49"]
     (folder / "metrics.csv").unlink()
     os.truncate(folder / "metrics.json", 57)
@@ -97,20 +84,14 @@ def test_a_killed_and_resumed_run_has_the_files_of_an_uninterrupted_one_and_miss
 
 
 ROW = b'{"iteration": 19}\n'
-OLD_NAN = b'{"iteration": 9, "loss": NaN}\n'  # as hookline 0.1 wrote it
 RESUMED = [  # writer, the file before, first iteration of the resumed run, the file after, None: it was moved away
     (JSONWriter, ROW + b'{"iteration": 29}\n{"iteration": 30}\n', 29, ROW),
-    (JSONWriter, OLD_NAN + b'{"iteration": 19, "loss": Infinity}\n', 15, OLD_NAN),
-    (JSONWriter, ROW, 20, ROW),
     (JSONWriter, ROW + b'{"iteration": 29, "lo', 100, ROW),
-    (JSONWriter, ROW + b'{"iteration": 29}', 100, ROW),
     (JSONWriter, ROW + b"\x00\xff\x80", 100, ROW),
-    (JSONWriter, ROW + b'{"iteration": "1"}\n', 100, ROW),
     (JSONWriter, ROW, 0, None),
     (JSONWriter, b"my notes\nof two lines\n", 20, None),
     (CSVWriter, b"iteration,a\r\n3,1\r\n5,2\r\n", 4, b"iteration,a\r\n3,1\r\n"),
     (CSVWriter, b"iteration,a\r\n3,1\r\n139", 200, b"iteration,a\r\n3,1\r\n"),
-    (CSVWriter, b"iteration,a\r\n3,1\r\n", 0, None),
     (CSVWriter, b"1,2.0\n3,4.0\n", 4, None),
 ]
 

@@ -1,14 +1,13 @@
 """PeriodicWriter: when writers are called, and what happens if one fails."""
 
 import pytest
-from metric_runs import Losses, at, iterations_of, rows_of, write
+from metric_runs import Losses, at, rows_of, write
 
 from hookline.hooks import (
     CallbackHook,
     EventWriter,
     JSONWriter,
     PeriodicWriter,
-    RowWriter,
     get_event_storage,
 )
 
@@ -42,23 +41,6 @@ def test_after_write_gets_the_metrics_that_were_written():
 
 
 # ---------------------------------------------------------------------- failures
-
-
-def test_no_row_is_lost_when_another_writers_error_ends_the_run(tmp_path, monkeypatch):
-    class BrokenLater(JSONWriter):
-        def write_rows(self, rows):
-            if rows[-1][0] >= 19:
-                raise RuntimeError("broken writer")
-
-    class Lists(RowWriter):
-        def write_rows(self, rows):
-            recorded.extend(iteration for iteration, _ in rows)
-
-    recorded, path = [], tmp_path / "m.json"
-    monkeypatch.setattr("hookline.hooks.writers.periodic._DELAY", 0.0)
-    with pytest.raises(RuntimeError, match="broken writer"):
-        write([JSONWriter(str(path)), BrokenLater(str(tmp_path / "b.json")), Lists()], 10)
-    assert iterations_of(path) == recorded == [9, 19]
 
 
 @pytest.mark.parametrize("fails", ["the step", "a hook"])

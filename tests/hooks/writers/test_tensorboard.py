@@ -5,9 +5,8 @@ import torch
 from metric_runs import at, put, write
 from small_runs import config_trainer, kill_at
 from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
-from torch.utils.tensorboard import SummaryWriter
 
-from hookline.hooks import EventStorage, EventWriter, TensorboardXWriter, get_event_storage
+from hookline.hooks import EventStorage, TensorboardXWriter
 
 
 @pytest.fixture(autouse=True)
@@ -32,11 +31,6 @@ def shown(folder):
         for tag in older.Tags()[kind]:
             assert [event.step for event in read(tag)] == tensors[tag]
     return tensors
-
-
-def curves(folder):
-    events = events_of(folder)
-    return {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def put_media(trainer):
@@ -83,32 +77,6 @@ def test_after_a_resume_by_hand_each_point_is_shown_once(tmp_path):
     assert found["image"] == found["histogram"] == found["text/text_summary"] == [0, 30]
 
 
-class Detectron2Writer(EventWriter):
-    """Reads images and histograms like detectron2's TensorBoard writer."""
-
-    def __init__(self, folder):
-        self.summary = SummaryWriter(str(folder))
-
-    def write(self):
-        storage = get_event_storage()
-        if len(storage._vis_data) >= 1:
-            for name, image, step in storage._vis_data:
-                self.summary.add_image(name, image, step)
-            storage.clear_images()
-        if len(storage._histograms) >= 1:
-            for parameters in storage._histograms:
-                self.summary.add_histogram_raw(**parameters)
-            storage.clear_histograms()
-
-    def close(self):
-        self.summary.close()
-
-
-def test_a_writer_made_for_detectron2_reads_images_and_histograms(tmp_path):
-    write([Detectron2Writer(tmp_path)], 2, at(3, put_media), at(5, put_media), end=10)
-    assert shown(tmp_path) == {"image": [3, 5], "histogram": [3, 5]}
-
-
 # ---------------------------------------------------------------------- names, config
 
 RUN = (
@@ -123,7 +91,8 @@ def test_a_run_has_groups_of_metrics_its_config_and_its_hyperparameters_once(tmp
 
     kill_at(config_trainer(tmp_path, *RUN), 8)
     config_trainer(tmp_path, *RUN, resume=True).train()
-    found = curves(tmp_path)
+    events = events_of(tmp_path)
+    found = {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
     assert {"train/lr", "train/epoch", "perf/data_time", "perf/samples_per_s", "perf/rss_mem"} <= set(found)
     assert found["train/loss"] == [3, 7, 9]
     assert found["eval/synthetic/accuracy"] == found["eval/synthetic/loss"] == [4, 10]
@@ -132,7 +101,6 @@ def test_a_run_has_groups_of_metrics_its_config_and_its_hyperparameters_once(tmp
     row = json.loads((tmp_path / "metrics.json").read_text().splitlines()[-2])
     assert {"total_loss", "loss", "data_time"} <= row.keys()  # without groups
 
-    events = events_of(tmp_path)
     [text] = events.Tensors("config/text_summary")
     assert "\n      MAX_ITER: 10\n" in text.tensor_proto.string_val[0].decode()
     content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
@@ -140,12 +108,3 @@ def test_a_run_has_groups_of_metrics_its_config_and_its_hyperparameters_once(tmp
     assert hparams["SOLVER.BASE_LR"].number_value == 0.1
     assert hparams["MODEL.NAME"].string_value == "ConvNet"
     assert "SOLVER.GAMMA" not in hparams  # as the defaults have it
-
-
-def test_a_total_of_several_losses_is_written_and_names_with_a_slash_stay(tmp_path):
-    writer = TensorboardXWriter(str(tmp_path))
-    with EventStorage(1) as storage:
-        storage.put_scalars(**{"a_loss": 1.0, "b_loss": 2.0, "total_loss": 3.0, "weights/norm": 1.0})
-        writer.write()
-    writer.close()
-    assert set(curves(tmp_path)) == {"train/a_loss", "train/b_loss", "train/total_loss", "weights/norm"}

@@ -114,11 +114,3 @@ def test_a_run_without_a_key_is_refused_before_it_writes_anything(tmp_path, monk
     assert "wandb" not in sys.modules
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     WandbWriter()
-
-
-def test_a_missing_package_and_a_wrong_mode_are_refused(monkeypatch):
-    with pytest.raises(ConfigError, match="ofline"):
-        WandbWriter(mode="ofline")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
-    with pytest.raises(ConfigError, match=r"pip install 'hookline\[wandb\]'"):
-        WandbWriter()
