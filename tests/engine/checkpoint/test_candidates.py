@@ -1,6 +1,5 @@
 """Which checkpoint a run resumes from."""
 
-import math
 import os
 
 import pytest
@@ -29,16 +28,6 @@ def test_files_are_sorted_by_the_iteration_they_hold(tmp_path):
         os.utime(tmp_path / name, (seconds, seconds))
     (tmp_path / "model_torn.pth").write_bytes(b"PK")
     assert sorted_names(tmp_path) == ["model_final.pth", "model_0000019.pth", "model_0000009.pth", "model_torn.pth"]
-
-
-@pytest.mark.parametrize("junk", ["pipe", {"trainer": torch.ones(2)}, {"iteration": math.inf}, {}])
-def test_files_without_an_iteration_come_last_and_pipes_do_not_block(tmp_path, junk):
-    torch.save({"iteration": 3}, tmp_path / "model_0000003.pth")
-    if junk == "pipe":
-        os.mkfifo(tmp_path / "model_0000009.pth")
-    else:
-        torch.save(junk, tmp_path / "model_0000009.pth")
-    assert sorted_names(tmp_path) == ["model_0000003.pth", "model_0000009.pth"]
 
 
 @pytest.fixture

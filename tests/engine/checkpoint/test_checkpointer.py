@@ -93,15 +93,6 @@ def test_wrapped_models_are_saved_and_loaded_with_plain_names(folder, wrap):
     assert all(map(torch.equal, unwrap_model(wrapped).parameters(), model.parameters()))
 
 
-def test_a_part_of_a_model_may_be_called_module(folder):
-    model, other = (nn.Sequential() for _ in range(2))
-    for one in (model, other):
-        one.add_module("module", nn.Linear(2, 2))
-    Checkpointer(model, str(folder)).save("model")
-    Checkpointer(other, str(folder)).resume_or_load("")
-    assert equal(model, other)
-
-
 # ---------------------------------------------------------------------------- failures
 
 

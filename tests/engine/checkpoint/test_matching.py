@@ -7,7 +7,7 @@ from torch import nn
 
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer
-from hookline.engine.checkpoint.matching import LoadReport, load_weights, plain_name
+from hookline.engine.checkpoint.matching import LoadReport, load_weights
 
 
 def net(seed=0, tied=False):
@@ -51,11 +51,6 @@ def test_prefixes_are_removed_when_names_match_without_them(prefix, other):
     assert (report.loaded, report.total, report.unexpected) == (9, 9, list(other))
 
 
-def test_wrapper_names_are_ignored():
-    assert plain_name("_orig_mod.a._fsdp_wrapped_module.b._checkpoint_wrapped_module.weight") == "a.b.weight"
-    assert plain_name("my_orig_mod.weight") == "my_orig_mod.weight"
-
-
 def test_names_match_by_suffix_where_the_file_or_the_path_asks_for_it(tmp_path):
     """Files of detectron2 ask for it by a key, users by a query."""
     arrays = {name: value.numpy() for name, value in WEIGHTS.items()}
@@ -70,14 +65,6 @@ def test_names_match_by_suffix_where_the_file_or_the_path_asks_for_it(tmp_path):
     for path in ("plain.pth", "plain.pth?matching=True"):  # another query is part of the name
         with pytest.raises(ConfigError, match=r"plain\.pth"):
             Checkpointer(wrapped(1)).load(f"{tmp_path}/{path}", [])
-
-
-def test_an_ambiguous_suffix_is_not_matched():
-    model = nn.ModuleDict({name: nn.Linear(2, 2) for name in "abc"})
-    found = {"weight": torch.ones(2, 2), "bias": torch.ones(2), "a.weight": torch.ones(2, 2)}
-    report = load_weights(model, found, by_suffix=True)
-    assert report.loaded == 1
-    assert sorted(report.unexpected) == ["bias", "weight"]
 
 
 # ---------------------------------------------------------------------------- values
@@ -117,35 +104,6 @@ def test_extra_state_is_loaded():
     one.seen = 5
     assert not load_weights(other, one.state_dict()).differences()
     assert other.seen == 5
-
-
-class Renamed(nn.Module):
-    """In version 1 its weight was called "old" and had half the value."""
-
-    _version = 2
-
-    def __init__(self, value=0.0):
-        super().__init__()
-        self.new = nn.Parameter(torch.full((2,), value))
-
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
-        if local_metadata.get("version") is None or local_metadata["version"] < 2:
-            key = "old" if prefix + "old" in state_dict else "new"
-            state_dict[f"{prefix}new"] = 2 * state_dict.pop(prefix + key)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
-
-
-def test_a_module_converts_weights_of_its_earlier_version_only(tmp_path):
-    model = nn.Sequential(Renamed(), nn.PReLU())
-    earlier = type(model.state_dict())({"module.0.old": torch.ones(2), "module.1.weight": torch.ones(1)})
-    earlier._metadata = {"": {"version": 1}, "module": {"version": 1}, "module.0": {"version": 1}}
-    now = {"0.new": torch.ones(2), "1.weight": torch.ones(1)}  # no version: the current one
-    for found, value in ((earlier, 2.0), (now, 1.0)):
-        assert not load_weights(model, found).differences()
-        assert model[0].new.tolist() == [value, value]
-    Checkpointer(nn.Sequential(Renamed(3.0)), str(tmp_path)).save("model")
-    Checkpointer(model[:1], str(tmp_path)).resume_or_load("")
-    assert model[0].new.tolist() == [3.0, 3.0]
 
 
 # ---------------------------------------------------------------------------- what does not fit

@@ -7,8 +7,6 @@ import pathlib
 import pickle
 import warnings
 import zlib
-from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,7 +27,6 @@ from hookline.engine.checkpoint.sharded import (
     write_folder,
 )
 from hookline.engine.checkpoint.weights import averaged_weights, check_weights, read_checkpoint
-from hookline.engine.export.export import export_weights
 from hookline.engine.export.inspection import inspect_checkpoint
 
 
@@ -154,15 +151,6 @@ class OfWindows:
         return pathlib.WindowsPath, ("x",)
 
 
-READERS = {
-    "load": lambda folder: Checkpointer(net(1)).load(folder, []),
-    "load of all": lambda folder: Checkpointer(net(1)).load(folder),
-    "check": check_weights,
-    "inspect": inspect_checkpoint,
-    "export": lambda folder: export_weights(folder, os.path.join(folder, "exported.pth")),
-}
-
-
 def change_metadata(folder, change, *changed):
     """Rewrite .metadata like an attacker, with matching checksums."""
     metadata = pickle.loads((folder / ".metadata").read_bytes())
@@ -170,9 +158,8 @@ def change_metadata(folder, change, *changed):
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     sums = folder / "checksums.json"
     if sums.exists():
-        content = json.loads(sums.read_text())
-        content |= {name: zlib.crc32(Path(folder, name).read_bytes()) for name in (".metadata", *changed)}
-        sums.write_text(json.dumps(content))
+        found = {name: zlib.crc32((folder / name).read_bytes()) for name in (".metadata", *changed)}
+        sums.write_text(json.dumps(json.loads(sums.read_text()) | found))
 
 
 def test_entries_that_are_not_tensors_are_never_read(tmp_path):
@@ -182,19 +169,16 @@ def test_entries_that_are_not_tensors_are_never_read(tmp_path):
     assert not (tmp_path / "attacked").exists()
 
 
-@pytest.mark.parametrize("kind", ["folder", "ours"])
-@pytest.mark.parametrize("way", READERS)
-def test_no_reader_unpickles_a_ranks_metadata(request, tmp_path, kind, way):
-    folder = request.getfixturevalue(kind)
+def test_no_reader_unpickles_a_ranks_metadata(folder, tmp_path):
     # Torch cannot unpickle a WindowsPath here, and falls back to __0.metadata.
     change_metadata(folder, lambda metadata: setattr(metadata.storage_meta, "checkpoint_id", OfWindows()))
     (folder / "__0.metadata").write_bytes(pickle.dumps(Attack(tmp_path / "attacked")))
-    READERS[way](str(folder))
+    for read in (Checkpointer(net(1)).load, check_weights, inspect_checkpoint):
+        read(str(folder))
     assert not (tmp_path / "attacked").exists()
 
 
-@pytest.mark.parametrize("way", READERS)
-def test_a_weight_that_is_an_object_is_never_unpickled(ours, tmp_path, way):
+def test_a_weight_that_is_an_object_is_never_unpickled(ours, tmp_path):
     """DCP would unpickle a weight's bytes where the reader expects a tensor."""
     buffer = io.BytesIO()
     torch.save(Attack(tmp_path / "attacked"), buffer)
@@ -212,22 +196,16 @@ def test_a_weight_that_is_an_object_is_never_unpickled(ours, tmp_path, way):
                 info.offset, info.length = start, len(buffer.getvalue())
 
     change_metadata(ours, change, "__0_0.distcp")
-    with pytest.raises(ConfigError, match="is damaged") if way != "check" else nullcontext():
-        READERS[way](str(ours))
+    for read in (Checkpointer(net(1)).load, inspect_checkpoint):
+        with pytest.raises(ConfigError, match="is damaged"):
+            read(str(ours))
     assert not (tmp_path / "attacked").exists()
-
-
-NEW_ATTRIBUTES = pickle.dumps((None, {"alien": 1}), protocol=2)[2:-1] + b"b."  # for the opcode BUILD, "b"
 
 
 @pytest.mark.parametrize(
     "content",
     [
         *map(pickle.dumps, (dcp.FileSystemReader, os.getcwd, torch.load, torch.Tensor, {"a": 1})),
-        *(
-            b"ctorch.distributed.checkpoint.metadata\n" + name + b"\n" + NEW_ATTRIBUTES
-            for name in (b"Metadata", b"TensorProperties", b"MetadataIndex", b"StorageMeta")
-        ),
         b"",
         b"garbage",
         pickle.dumps(Attack("attacked")),
@@ -240,7 +218,6 @@ def test_metadata_of_anything_but_records_of_tensors_is_refused_and_not_run(fold
         with pytest.raises(ConfigError, match="metadata is "):
             call(str(folder))
     assert os.listdir(tmp_path) == ["dcp"]
-    assert not any(hasattr(one, "alien") for one in vars(dcp_metadata).values())
 
 
 def storage(**values):
@@ -251,14 +228,9 @@ def storage(**values):
     return change
 
 
-def huge(metadata):
-    metadata.state_dict_metadata["model.0.weight"].size = torch.Size((1 << 40, 1 << 10))
-
-
 WRONG = {
     **{f"file {name}": storage(relative_path=name) for name in ("../secret", "/etc/passwd", "pipe", "gone")},
     **{f"offset {value}": storage(offset=value) for value in (-1, 1 << 50)},
-    "larger than all its files": huge,
 }
 
 
