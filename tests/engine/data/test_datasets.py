@@ -6,14 +6,13 @@ import sys
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from hookline.config import ConfigError
 from hookline.engine.data import (
     ArrayDataset,
     AspectRatioGroupedDataset,
     DatasetFromList,
-    InferenceSampler,
     MapDataset,
     ToIterableDataset,
     TrainingSampler,
@@ -110,6 +109,3 @@ def test_a_loader_groups_by_aspect_ratio(iterable):
     batches = list(itertools.islice(loader, 12))
     assert all(len(batch) == 2 and batch[0]["width"] == batch[1]["width"] for batch in batches)
     assert len({sample["index"] for batch in batches for sample in batch}) == 12
-    shared = ToIterableDataset(DatasetFromList(SHAPES), InferenceSampler(12), shard_chunk_size=3)
-    found = DataLoader(shared, batch_size=None, num_workers=2, collate_fn=lambda sample: sample["index"])
-    assert sorted(found) == list(range(12))

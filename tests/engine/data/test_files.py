@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from hookline.config import ConfigError
-from hookline.configs.language.python_docs import blocks
 from hookline.engine.data import ImageFolder, Tokens, get_dataset
 
 
@@ -32,16 +31,6 @@ def test_the_folders_are_the_classes(folder):
     normalize = {"NAME": "Normalize", "ARGS": {"mean": [0.2, 0.0, 0.2], "std": 0.1}}
     image, _ = ImageFolder(str(folder / "train"), transforms=[normalize])[1]
     assert image[:, 0, 0].tolist() == pytest.approx([0, 2, 0])
-
-
-def test_it_is_known_whether_random_numbers_are_drawn(folder):
-    class Subclass(ImageFolder):
-        __getitem__ = None
-
-    root = str(folder / "train")
-    assert ImageFolder(root).deterministic
-    assert not ImageFolder(root, transforms=["RandomCrop"]).deterministic
-    assert not Subclass(root).deterministic  # it may draw, too
 
 
 def test_wrong_arguments_name_the_data_set(folder, monkeypatch):
@@ -78,13 +67,3 @@ def test_a_file_of_tokens_is_split_into_blocks(tmp_path, dtype):
         Tokens(str(tmp_path / "tokens.bin"), block_size=11, dtype=dtype)
     with pytest.raises(ConfigError, match=r"token\.bin; did you mean"):
         Tokens(str(tmp_path / "token.bin"), block_size=5, dtype=dtype)
-
-
-def test_no_piece_of_the_text_is_both_for_training_and_for_testing():
-    train, test = blocks("train", 64), blocks("test", 64)
-    assert len(train) > 8 * len(test) > 0
-    x, y = test[0]
-    assert torch.equal(x[1:], y[:-1])
-    seen = {bytes(x.tolist()) for x in train.tensors[0]}
-    repeated = sum(bytes(x.tolist()) in seen for x in test.tensors[0])
-    assert repeated < 0.03 * len(test)  # such as lines of dashes, which the text itself repeats

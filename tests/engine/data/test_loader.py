@@ -1,7 +1,6 @@
-"""Loaders: errors that name the sample, signals of workers, and batches."""
+"""Loaders: errors that name the sample, and batches."""
 
-import signal
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import defaultdict, namedtuple
 from itertools import islice
 
 import numpy as np
@@ -22,7 +21,7 @@ from hookline.engine.data import (
     pad_collate,
 )
 from hookline.engine.data.build import check_data
-from hookline.engine.data.loader import WorkerLoader, batch_size_of, split_batch, whole_pass
+from hookline.engine.data.loader import batch_size_of, split_batch, whole_pass
 
 
 @DATASET_REGISTRY.register()
@@ -67,23 +66,6 @@ def test_the_error_names_the_sample(entry, note, workers, test):
     with pytest.raises((KeyError, RuntimeError, OSError, ValueError)) as caught:
         list(islice(batches, 2))
     assert note in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
-
-
-class Noting(Dataset):
-    begun = False
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return [self.begun, *map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))]
-
-
-def test_a_workers_signals_are_unblocked_and_its_own_init_function_is_called():
-    def begin(worker_id):
-        Noting.begun = True
-
-    assert list(WorkerLoader(Noting(), batch_size=None, num_workers=1, worker_init_fn=begin)) == [[True]] * 8
 
 
 # ---------------------------------------------------------------------------- batches: collated, split and moved
@@ -151,7 +133,6 @@ def test_every_tensor_moves_and_the_structure_stays():
     batch = {
         "tuple": (t, "name"),
         "pair": Batch(t, [t, 3]),
-        "ordered": OrderedDict(b=t, a=None),
         "default": defaultdict(list, k=t),
         "own": Movable(),
     }
@@ -160,7 +141,6 @@ def test_every_tensor_moves_and_the_structure_stays():
     assert moved["tuple"][1] == "name"
     assert isinstance(moved["pair"], Batch)
     assert moved["pair"].y[0].is_meta
-    assert list(moved["ordered"]) == ["b", "a"]
     assert moved["default"].default_factory is list
     assert moved["own"].device.type == "meta"
     assert not batch["default"]["k"].is_meta
@@ -174,15 +154,6 @@ def rows() -> ArrayDataset:
 @COLLATE_REGISTRY.register()
 def scaled(samples, factor=1):
     return factor * torch.stack([x for x, _ in samples])
-
-
-@COLLATE_REGISTRY.register()
-class Scaled:
-    def __init__(self, factor: int) -> None:
-        self.factor = factor
-
-    def __call__(self, samples):
-        return scaled(samples, self.factor)
 
 
 def test_rows_pairs_and_single_tensors_are_padded():
@@ -202,11 +173,10 @@ def test_rows_pairs_and_single_tensors_are_padded():
     assert pad_collate([torch.ones(1), torch.ones(2)]).tolist() == [[1, 0], [1, 1]]
 
 
-@pytest.mark.parametrize("name", ["scaled", "Scaled"])
-def test_a_collate_function_gets_samples_also_of_data_that_returns_batches(name):
+def test_a_collate_function_gets_samples_also_of_data_that_returns_batches():
     cfg = get_cfg()
     cfg.merge_from_list(["MODEL.DEVICE", "cpu", "DATASETS.TRAIN", ["rows"], "DATALOADER.BATCH_SIZE", 3])
-    cfg.merge_from_list(["DATALOADER.COLLATE_FN.NAME", name, "DATALOADER.COLLATE_FN.ARGS", {"factor": 2}])
+    cfg.merge_from_list(["DATALOADER.COLLATE_FN.NAME", "scaled", "DATALOADER.COLLATE_FN.ARGS", {"factor": 2}])
     check_data(cfg)
     assert next(iter(build_test_loader(cfg, "rows"))).tolist() == [[0, 2], [4, 6], [8, 10]]
     assert next(iter(build_train_loader(cfg))).shape == (3, 2)

@@ -7,7 +7,6 @@ from torch.utils.data import SequentialSampler
 
 from hookline.config import ConfigError
 from hookline.engine import comm
-from hookline.engine.data.batch_sampler import GlobalBatchSampler
 from hookline.engine.data.samplers import (
     EpochSampler,
     GroupedBatchSampler,
@@ -113,31 +112,6 @@ def test_repeat_factors_are_computed_from_annotations_and_categories():
         assert factors.tolist() == pytest.approx([1.5**0.5, 1, 1])  # sqrt(0.5 / (1 / 3))
     with pytest.raises(ValueError, match="annotations"):
         RepeatFactorTrainingSampler.repeat_factors_from_category_frequency([{"file_name": "a"}], 0.5)
-
-
-class OnlyEven(TrainingSampler):
-    """A custom stream, with detectron2's attributes."""
-
-    def __init__(self, size, seed=5):
-        super().__init__(size, seed=seed)
-        assert (self._size, self._shuffle, self._seed) == (size, True, seed)
-
-    def _infinite_indices(self):
-        generator = torch.Generator()
-        generator.manual_seed(self._seed)
-        while True:
-            yield from (2 * torch.randperm(self._size // 2, generator=generator)).tolist()
-
-
-@pytest.mark.parametrize("own_iter", [False, True])
-def test_a_stream_of_a_subclass_is_used_and_resumed(own_iter, monkeypatch):
-    if own_iter:
-        monkeypatch.setattr(OnlyEven, "__iter__", lambda self: islice(self._infinite_indices(), self._rank, None, 1))
-    whole = take(OnlyEven(10), 12)
-    assert set(whole) == {0, 2, 4, 6, 8}
-    batches = GlobalBatchSampler(OnlyEven(10), 3)
-    batches.set_epoch(0, start=6)
-    assert next(iter(batches)) == whole[6:9]
 
 
 def test_a_batch_has_samples_of_one_group_in_the_order_of_the_sampler():

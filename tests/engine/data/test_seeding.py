@@ -110,34 +110,3 @@ def test_only_data_sets_known_to_be_deterministic_are_unseeded():
         assert is_deterministic(dataset, default_collate)
         assert not is_deterministic(dataset, lambda batch: batch)
     assert not is_deterministic(ConcatDataset([Quiet(), Subset(Augmented(), [1])]))
-
-
-def forked_draw():
-    with torch.random.fork_rng(devices=[]):  # leaves torch's state as it was
-        return torch.rand(1).item()
-
-
-class Drawing(Dataset):
-    """One drawn number per sample."""
-
-    def __init__(self, draw, only=None):
-        self.draw, self.only = draw, only
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return float(self.draw()) if self.only in (None, index) else 0.0
-
-
-def drawn(draw, **options):
-    loader = SeededLoader(Drawing(draw, **options), seed=3, batch_size=4)
-    return torch.cat(list(loader)).tolist()
-
-
-@pytest.mark.parametrize("draw", [random.random, np.random.randn, forked_draw])
-def test_each_sample_gets_the_number_of_its_place_also_if_it_alone_draws(draw):
-    every = drawn(draw)
-    assert len(set(every)) == 8
-    np.random.randn()  # NumPy keeps a second number for the next call
-    assert drawn(draw, only=6) == [0] * 6 + [every[6], 0]

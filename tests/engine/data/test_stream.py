@@ -156,16 +156,6 @@ def test_only_a_set_without_a_state_is_read_again_with_a_warning(source, read_ag
     assert ("12 samples are read and discarded" in log.text) == bool(read_again)
 
 
-def test_sizes_of_a_streams_batches():
-    for options, sizes in (
-        ({"drop_last": True}, [4] * 5),
-        ({"world_size": 4}, [1] * 5),  # three samples are too few for four ranks: no rank takes that step
-        ({"world_size": 4, "rank": 3, "keep_rest": True}, [1] * 6),
-    ):
-        loader = make_loader(sharded(Plain), **options)
-        assert [len(batch) for batch in loader] == sizes
-
-
 # ---------------------------------------------------------------------------- from a config
 
 DATASET_REGISTRY.register(OwnShards)
