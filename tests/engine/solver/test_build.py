@@ -100,20 +100,6 @@ def test_wrong_settings_are_found_without_building(cfg, message):
         check_solver(cfg)
 
 
-def test_fvcore_schedules_can_be_named():
-    cfg = make_cfg(BASE_LR=1.0, MAX_ITER=10, WARMUP_ITERS=0, STEPS=())
-    cfg.SOLVER.LR_SCHEDULER_NAME = "fvcore.common.param_scheduler:LinearParamScheduler"
-    cfg.SOLVER.LR_SCHEDULER_ARGS.update({"start_value": 0.5, "end_value": 0.0})
-    optimizer = build_optimizer(cfg, make_model())
-    scheduler = build_lr_scheduler(cfg, optimizer)
-    rates = []
-    for _ in range(3):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    assert rates == pytest.approx([0.5, 0.45, 0.4])
-
-
 def test_a_parameter_may_have_its_first_gradient_in_a_later_step():
     model = nn.ModuleList([nn.Linear(3, 1), nn.Linear(3, 1)])
     reference = copy.deepcopy(model)

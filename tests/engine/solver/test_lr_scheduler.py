@@ -4,8 +4,6 @@ import pytest
 import torch
 from fvcore.common.param_scheduler import (
     ConstantParamScheduler,
-    CosineParamScheduler,
-    LinearParamScheduler,
     MultiStepParamScheduler,
 )
 
@@ -57,25 +55,6 @@ def test_warmup_methods(method, expected):
 def test_precomputed_rates_are_bitwise_equal_to_the_schedule(schedule):
     rates = advance(LRMultiplier(make_optimizer(0.3), schedule, 200), 200)
     assert rates == [0.3 * value_at(schedule, it / 200) for it in range(201)]
-
-
-def test_a_tensor_learning_rate_is_changed_in_place():
-    rate = torch.tensor(1.0)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
-    advance(LRMultiplier(optimizer, CosineParamScheduler(1.0, 0.0), 10), 5)
-    assert optimizer.param_groups[0]["lr"] is rate
-    assert rate.item() == pytest.approx(0.5)
-
-
-def test_a_group_added_during_a_run_follows_the_schedule_from_its_own_rate():
-    optimizer = make_optimizer(1.0)
-    multiplier = LRMultiplier(optimizer, LinearParamScheduler(1.0, 0.0), 100)
-    advance(multiplier, 10)
-    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.5})
-    advance(multiplier, 10)
-    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.8, 0.4])
-    assert multiplier.get_last_lr() == [group["lr"] for group in optimizer.param_groups]
-    assert multiplier.state_dict()["base_lrs"] == [1.0, 0.5]
 
 
 # ---------------------------------------------------------------------- detectron2's classes

@@ -136,13 +136,10 @@ def test_each_setting_is_that_of_the_first_rule_that_has_it():
     ("rule", "named"),
     [
         ({"REGEX": "norm", "LR_FACTOR": 1}, r"PARAM_GROUPS\[0\].REGEX: 'norm'"),
-        ({"REGEX": "(", "LR_FACTOR": 1}, "REGEX: "),
         ({"LR_FACTOR": 1.0}, "PARAMS and REGEX"),
         ({"PARAMS": "head", "LR_FACTOR": -1}, "LR_FACTOR"),
-        ({"PARAMS": 3, "LR_FACTOR": 1}, "PARAMS"),
         ({"PARAMS": "head", "ARGS": {"lr": 0.1}}, "LR_FACTOR"),
         ({"PARAMS": "head", "ARGS": {"betos": 0.1}}, "'betos'"),
-        ("head", "mapping"),
     ],
 )
 def test_wrong_rules_are_errors_that_name_the_key(rule, named):
