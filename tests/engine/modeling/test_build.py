@@ -57,11 +57,8 @@ COMPILED = {"ENABLED": True}
     ("check", "keys", "message"),
     [
         (check_model, {"INPUTS": "kwarg"}, "INPUTS.*'kwarg'"),
-        (check_model, {"INPUT_MAPPING": {"image": "x", "picture": "x"}}, "INPUT_MAPPING.*'image' and 'picture'"),
-        (check_model, {"INPUT_MAPPING": {"image": "x"}, "INPUTS": "batch"}, r"INPUT_MAPPING.*MODEL\.INPUTS"),
         (check_model, {"COMPILE": {"ARGS": {"backened": "eager"}}}, r"COMPILE\.ARGS\.backened"),
         (build_model, {"COMPILE": {**COMPILED, "MODULES": ["featurs"]}}, r"COMPILE\.MODULES\[0\]"),
-        (build_model, {"COMPILE": {**COMPILED, "ARGS": {"mode": "fastest"}}}, r"COMPILE\.ARGS"),
     ],
 )
 def test_wrong_values_are_found_before_training(check, keys, message):

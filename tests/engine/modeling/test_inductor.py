@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from hookline.config import ConfigError, get_cfg
+from hookline.config import get_cfg
 from hookline.engine.modeling import build_model
-from hookline.engine.modeling.inductor import PASS, use_exact_sums
 
 
 class Sums(nn.Module):
@@ -28,8 +27,3 @@ def test_alpha_is_kept():
     x, cfg = torch.linspace(-1, 1, 32).reshape(4, 8), get_cfg()
     cfg.merge_from_list(["MODEL.DEVICE", "cpu", "MODEL.NAME", f"{__name__}:Sums", "MODEL.COMPILE.ENABLED", True])
     torch.testing.assert_close(build_model(cfg)(x), Sums()(x), rtol=1e-4, atol=1e-5)
-
-
-def test_a_pass_of_the_users_is_refused():
-    with pytest.raises(ConfigError, match=f"{PASS} of torch.compile is set"):
-        use_exact_sums({"options": {PASS: lambda graph: None}})
