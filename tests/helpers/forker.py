@@ -269,11 +269,18 @@ def warm_up() -> None:
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
     import torch.distributed.tensor
-    import torch.utils.tensorboard  # noqa: F401
+    import torch.utils.flop_counter
+    import torch.utils.tensorboard.summary  # noqa: F401
     import torchmetrics  # noqa: F401
+    from PIL import Image
+    from tensorboard.plugins.hparams import api_pb2  # noqa: F401
 
-    import hookline.engine  # noqa: F401
+    import hookline.engine.program.run
+    import hookline.hooks
 
+    Image.preinit()
+    for name in hookline.hooks.__all__:
+        getattr(hookline.hooks, name)
     os.fsync = os.fdatasync = lambda file: None  # as in conftest.py
     gc.freeze()  # the collector then writes to no page that processes share
 
