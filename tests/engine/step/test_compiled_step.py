@@ -125,6 +125,18 @@ def test_the_default_backend_equals_ordinary_steps():
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
+def test_parameters_that_have_one_gradient_together_are_clipped_once():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.ones(6, 4)), nn.Parameter(torch.ones(6, 4))
+
+        def forward(self, x):
+            return x @ (self.a + self.b)
+
+    compare(model=Sum, clip_gradients=lambda parameters: [p.grad.mul_(0.5) for p in parameters] and None, steps=4)
+
+
 class ByName(nn.Module):
     """Returns two losses, and the number of items that they are means over."""
 
@@ -237,30 +249,21 @@ class Unread:
         raise AssertionError("data was read")
 
 
-def refused(match, compile_step=True, change=lambda trainer: None, **options):
-    def run():
-        made = trainer(compile_step, data=Unread(), **options)
-        change(made)
-        made.train(0, 3)
-
+def refused(match, compile_step=True, **options):
     with pytest.raises(ConfigError, match=match):
-        run()
+        trainer(compile_step, data=Unread(), **options).train(0, 3)
 
 
-@pytest.mark.parametrize("event", ["before_forward", "after_forward", "before_backward"])
+@pytest.mark.parametrize("event", ["before_forward", "before_backward"])
 def test_a_hook_for_an_event_within_the_step_is_refused_by_name(event):
     hook = CallbackHook(**{event: lambda *args: None})
     refused(rf"COMPILE_STEP: .*{event}", hooks=[hook])
-    refused(event, change=lambda made: made._hooks.append(hook))
 
 
-@pytest.mark.parametrize("method", ["run_step", "forward", "forward_backward", "backward"])
+@pytest.mark.parametrize("method", ["run_step", "forward_backward"])
 def test_an_overridden_method_that_would_not_be_called_is_refused_by_name(method):
-    own = {method: lambda self, *args: None}
-    by_mixin = type("Own", (type("Mixin", (), own), SimpleTrainer), {})
-    for cls in (type("Own", (SimpleTrainer,), own), by_mixin):
-        refused(rf"COMPILE_STEP: Own overrides {method}", cls=cls)
-    refused(rf"SimpleTrainer overrides {method}", change=lambda made: setattr(made, method, lambda *args: None))
+    own = type("Own", (SimpleTrainer,), {method: lambda self, *args: None})
+    refused(rf"COMPILE_STEP: Own overrides {method}", cls=own)
 
 
 def test_a_scaler_and_an_unknown_backend_are_refused():

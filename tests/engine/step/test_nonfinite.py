@@ -130,19 +130,16 @@ def test_losses_are_checked_in_steps_that_put_no_metrics(way, monkeypatch):
         trainer.train(0, 3)
 
 
-@pytest.mark.parametrize("kind", ["sparse", "complex", "double and half"])
-def test_gradients_of_all_types_are_checked_and_the_error_names_the_parameter(kind):
+def test_sparse_and_low_precision_gradients_are_checked_and_the_error_names_the_parameter():
     class Other(nn.Module):
         def __init__(self):
             super().__init__()
-            self.table = nn.Embedding(3, 3, sparse=kind == "sparse")
-            dtype = {"complex": torch.complex64, "double and half": torch.float64}.get(kind)
-            self.weight = nn.Parameter(torch.ones(3, dtype=dtype))
+            self.table = nn.Embedding(3, 3, sparse=True)
             self.low = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
 
         def forward(self, batch):
             x = self.table(torch.tensor([0]))
-            return {"loss": ((x - x.detach()) * batch).sum() + self.weight.abs().sum() + self.low.sum()}
+            return {"loss": ((x - x.detach()) * batch).sum() + self.low.sum()}
 
     net = Other()
     trainer = SimpleTrainer(net, data(GOOD, BAD_GRADIENT), torch.optim.SGD(net.parameters(), lr=0.1))
@@ -199,17 +196,6 @@ def test_weights_that_an_update_made_infinite_are_not_saved(tmp_path, way):
 
 
 # ---------------------------------------------------------------------------- many in a row
-
-
-def test_another_failure_saves_no_unchecked_weights(tmp_path):
-    net = Net()
-    trainer = Late(net, data(GOOD, BAD_GRADIENT, GOOD), sgd(net.parameters()))
-    checkpointer = Checkpointer(net, str(tmp_path), trainer=trainer)
-    fail = CallbackHook(after_step=lambda t: {}["something else"] if t.iter == 2 else None)
-    trainer.register_hooks([ExceptionCheckpointer(checkpointer), fail])
-    with pytest.raises(KeyError, match="something else"):
-        trainer.train(0, 3)
-    assert saved(tmp_path) == {}
 
 
 @pytest.mark.parametrize("way", ["plain", "compiled", "late"])

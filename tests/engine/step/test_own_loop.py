@@ -6,7 +6,7 @@ from small_runs import Net
 
 from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer
-from hookline.hooks import CallbackHook, EventStorage, HookBase
+from hookline.hooks import EventStorage, HookBase
 
 
 class Recorder(HookBase):
@@ -27,7 +27,7 @@ WHOLE = [0, 1, "epoch", 2, 3, "epoch", "end"]
 
 
 class Loop(SimpleTrainer):
-    left_at, goes_on, calls_before_train = None, False, True
+    calls_before_train = True
 
     def __init__(self, **attributes):
         model = Net()
@@ -43,30 +43,15 @@ class Loop(SimpleTrainer):
                 self.before_train()
             for self.iter in range(self.start_iter, self.max_iter):  # noqa: B020
                 self.before_step()
-                if self.iter == self.left_at and self.goes_on:
-                    continue
-                if self.iter == self.left_at:
-                    break
                 self.run_step()
                 self.after_step()
             self.after_train()
 
 
-class CallsParents(Loop):
-    def train(self):
-        with EventStorage(self.start_iter) as self.storage:
-            super().before_train()
-            for self.iter in range(self.start_iter, self.max_iter):  # noqa: B020
-                super().before_step()
-                self.run_step()
-                super().after_step()
-            super().after_train()
-
-
 @pytest.mark.parametrize(
     "make",
-    [Loop, CallsParents, lambda: Loop(calls_before_train=False), lambda: Loop(before_train=lambda: None)],
-    ids=["own loop", "calls its parent's", "without before_train", "overrides before_train"],
+    [Loop, lambda: Loop(calls_before_train=False), lambda: Loop(before_train=lambda: None)],
+    ids=["own loop", "without before_train", "overrides before_train"],
 )
 def test_steps_and_epochs_are_counted(make):
     trainer = make()
@@ -82,25 +67,3 @@ def test_a_step_that_cannot_be_counted_is_an_error(method, match):
     calls_hooks = {method: lambda self: [getattr(hook, method)() for hook in self._hooks] and None}
     with pytest.raises(ConfigError, match=match):
         type("Own", (Loop,), calls_hooks)().train()
-
-
-def test_metrics_of_a_resumed_loop_continue():
-    first, second, state = Loop(), Loop(), {}
-    first.max_iter = 2
-    first.register_hooks([CallbackHook(after_train=lambda trainer: state.update(trainer.state_dict()))])
-    first.train()
-    second.load_state_dict(state)
-    second.start_iter = 2
-    second.train()
-    assert [iteration for _, iteration in second.storage.history("total_loss").values()] == [0, 1, 2, 3]
-
-
-def test_a_step_that_is_skipped_ends_without_hooks_and_one_that_was_left_is_not_counted():
-    trainer = Loop(left_at=1, goes_on=True)
-    trainer.train()
-    assert [event for event in trainer.recorder.seen if isinstance(event, int)] == [0, 2, 3]
-    assert trainer.finished_iter == 3
-    for left_at in (0, 2):
-        trainer = Loop(left_at=left_at)
-        trainer.train()
-        assert trainer.finished_iter == trainer.state_dict()["iteration"] == left_at - 1
