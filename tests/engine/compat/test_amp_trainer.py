@@ -3,7 +3,6 @@ import torch
 from small_runs import Net
 
 from hookline.engine import AMPTrainer, SimpleTrainer
-from hookline.hooks import CallbackHook
 
 
 def trainer(cls, data, device="cpu", **kwargs):
@@ -27,39 +26,6 @@ def test_the_storage_has_every_loss_and_a_nan_is_an_error_in_its_own_step(cls, a
         made.train(0, 9)
     assert [iteration for _, iteration in made.storage.history("loss").values()][:6] == list(range(6))
     assert all(p.isfinite().all() and p.dtype == torch.float32 for p in made.model.parameters())
-
-
-class Heads(torch.nn.Module):
-    """Two heads; each batch names those that it trains."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
-
-    def forward(self, batch):
-        x, names = batch
-        loss = sum((getattr(self, name)(x).pow(2).mean() for name in names), torch.zeros((), requires_grad=True) * 1)
-        return {"loss": loss}
-
-
-@pytest.mark.parametrize("scaled", [False, True])
-def test_optimizers_without_a_gradient_do_not_change_their_weights(scaled):
-    torch.manual_seed(0)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled else None
-    net = Heads()
-    optimizers = [torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9) for head in (net.a, net.b)]
-    named = ["a", "b", "ab", "b" if scaled else "", "a"]  # a scaler refuses a step without any gradient
-    batches = [(x, names) for x, names in zip(data(), named, strict=False)]
-    made = SimpleTrainer(net, batches, optimizers, grad_scaler=scaler)
-    weights, updated = {"a": net.a.weight.detach().clone(), "b": net.b.weight.detach().clone()}, []
-
-    def compare(t):
-        updated.append("".join(n for n in "ab" if not torch.equal(getattr(net, n).weight, weights[n])))
-        weights.update({n: getattr(net, n).weight.detach().clone() for n in "ab"})
-
-    made.register_hooks([CallbackHook(after_step=compare)])
-    made.train(0, len(named))
-    assert updated == named
 
 
 def test_no_step_waits_for_the_device():

@@ -311,31 +311,6 @@ def test_an_inner_trainers_events_metrics_and_state_are_used(make, tmp_path):
         make(WithoutInit)._trainer = Net()
 
 
-def test_an_inner_trainer_is_set_from_outside(make):
-    trainer = make(type("Plain", (Parts, DefaultTrainer), {}))
-    trainer._trainer = Accumulating(trainer.model, trainer.data_loader, trainer.optimizer)
-    trainer.train()
-    assert trainer._trainer.batches_read == 12
-    model = weakref.ref(trainer.model)
-    del trainer
-    assert model() is None, "both trainers are freed without the garbage collector"
-
-
-def test_a_trainer_of_two_bases_declares_its_inner_trainer(make):
-    class Both(DefaultTrainer, SimpleTrainer):
-        _trainer = None
-
-        def __init__(self, cfg):
-            TrainerBase.__init__(self)
-            model = Net()
-            self._trainer = SimpleTrainer(model, batches(), torch.optim.SGD(model.parameters(), 0.1))
-            self.max_iter, self.cfg = 4, cfg
-
-    trainer = make(Both)
-    SimpleTrainer.train(trainer, 0, 4)
-    assert trainer._trainer.iter == trainer.iter == 4
-
-
 def test_a_failure_in_an_own_loop_leaves_no_final_checkpoint(make, tmp_path):
     class Failing(OwnLoop):
         def run_step(self):
@@ -429,44 +404,6 @@ def test_an_optimizer_that_clips_the_full_model_itself_is_left_alone(make):
 # ---------------------------------------------------------------------------- a TrainerBase around an inner trainer
 
 
-class Around(TrainerBase):
-    def __init__(self, inner):
-        super().__init__()
-        self._trainer = inner
-
-    def run_step(self):
-        self._trainer.run_step()
-        get_event_storage().put_scalar("mine", self.iter)
-
-
-def test_a_trainer_around_another_shares_its_storage(tmp_path):
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    trainer = Around(SimpleTrainer(model, batches(), optimizer, gather_metric_period=2))
-    before = model.fc.weight.detach().clone()
-    checkpointer = DetectionCheckpointer(model, str(tmp_path), trainer=trainer, inner=trainer._trainer)
-    trainer.register_hooks([hooks.PeriodicCheckpointer(checkpointer, 4)])
-    trainer.train(0, 6)
-    assert not torch.equal(before, model.fc.weight)
-    assert [it for _, it in trainer.storage.history("total_loss").values()] == [1, 3, 5]
-    assert len(trainer.storage.history("mine")) == 6
-    assert trainer._trainer.iter == 5
-    again = Around(SimpleTrainer(Net(), batches(), optimizer))
-    checkpointer = DetectionCheckpointer(again._trainer.model, str(tmp_path), trainer=again, inner=again._trainer)
-    checkpointer.resume_or_load("", resume=True)
-    assert torch.equal(again._trainer.model.fc.weight, model.fc.weight)
-    again.train(again.iter + 1, 8)
-    assert again.storage.history("total_loss").values()[-1][1] == 7
-
-
-def test_an_inner_trainers_nan_is_reported_with_the_iteration():
-    model = Net()
-    data = [torch.ones(2, 3), torch.full((2, 3), float("nan"))]
-    trainer = Around(SimpleTrainer(model, data, torch.optim.SGD(model.parameters(), 0.1)))
-    with pytest.raises(FloatingPointError, match="iteration 1"):
-        trainer.train(0, 4)
-
-
 # ---------------------------------------------------------------------------- methods of early versions
 
 
@@ -498,74 +435,6 @@ def test_methods_of_early_versions_are_called():
     assert {"loss_a", "loss_b", "total_loss"} <= set(trainer.storage.histories())
     assert trainer.storage.history("data_time").latest() == 0.5
     assert trainer.storage.history("boxes").latest() == 3
-
-
-class Epochs(Parts):
-    @classmethod
-    def build_train_loader(cls, cfg):
-        return [torch.full((4, 3), value) for value in (0.1, 0.2, 0.3)]
-
-
-class Own(Epochs, DefaultTrainer):
-    """Calls the hooks itself, as TrainerBase of detectron2 does."""
-
-    def before_step(self):
-        self.storage.iter = self.iter
-        for hook in self._hooks:
-            hook.before_step()
-
-    def after_step(self):
-        for hook in self._hooks:
-            hook.after_step()
-
-    def after_train(self):
-        self.storage.iter = self.iter
-        for hook in self._hooks:
-            hook.after_train()
-
-
-def test_a_trainer_that_calls_the_hooks_itself_saves_writes_resumes_and_stops(make, tmp_path):
-    trainer, calls = make(Own), []
-    events = ("before_epoch", "before_step", "after_step", "after_train")
-    add = {name: lambda trainer, name=name: calls.append((name, trainer.iter, trainer.epoch)) for name in events}
-    trainer.register_hooks([hooks.CallbackHook(**add)])
-    per_epoch = trainer.iters_per_epoch
-    assert trainer.train().reason == "completed"
-    steps = []
-    for i in range(6):
-        steps += [("before_epoch", i, i // per_epoch)] * (i % per_epoch == 0)
-        steps += [("before_step", i, i // per_epoch), ("after_step", i, i // per_epoch)]
-    assert calls == [*steps, ("after_train", 6, 5 // per_epoch)]
-    assert {"model_0000003.pth", "model_final.pth"} <= set(os.listdir(tmp_path))
-    assert [row["count/samples"] for row in rows(tmp_path) if "count/samples" in row] == [8, 8]
-
-    def stop(trainer):
-        if trainer.iter == 7:
-            raise hooks.StopTraining("enough")
-
-    resumed = make(Own, "SOLVER.MAX_ITER", 9)
-    resumed.resume_or_load(resume=True)
-    resumed.register_hooks([hooks.CallbackHook(after_step=stop)])
-    result = resumed.train()
-    assert (result.reason, result.iteration) == ("enough", 8)
-
-
-class WritesInAThread(SimpleTrainer):
-    def run_step(self):
-        losses = self.model(next(self._data_loader_iter))
-        self.optimizer.zero_grad()
-        sum(losses.values()).backward()
-        assert self.async_write_metrics
-        self.concurrent_executor.submit(self._write_metrics, losses, 0.5, iter=self.iter)
-        self.optimizer.step()
-
-
-def test_a_step_may_write_its_metrics_by_the_executor():
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    trainer = WritesInAThread(model, batches(), optimizer, async_write_metrics=True)
-    trainer.train(0, 3)
-    assert [iteration for _, iteration in trainer.storage.history("loss_a").values()] == [0, 1, 2]
 
 
 def test_a_check_that_the_step_would_not_call_is_refused():
