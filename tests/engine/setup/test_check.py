@@ -105,20 +105,10 @@ def test_early_stopping_best_and_plateau_follow_the_monitor(monitored, tmp_path,
     assert (tmp_path / "run/model_best.pth").exists()
 
 
-def test_a_metric_and_mode_of_its_own_have_precedence(monitored):
-    args = {"NAME": PLATEAU, "ARGS": {"mode": "max"}}
-    trainer = monitored([EarlyStopping("test/loss", mode="max")], lr_scheduler=args, **MONITOR)
-    assert trainer.find_hook(EarlyStopping).mode == trainer.scheduler.mode == "max"
-    own = {"SOLVER.LR_SCHEDULER_METRIC": "test/loss"}
-    trainer = monitored(lr_scheduler=PLATEAU, monitor="test/loss", config=own)
-    assert trainer.scheduler.mode == "min"  # torch's default: the metric is the scheduler's own
-
-
 @pytest.mark.parametrize(
     ("options", "names"),
     [
         ({"hooks": [EarlyStopping()]}, r"HOOKS\[0\].ARGS.metric: is missing"),
-        ({"hooks": ["EarlyStopping"]}, r"HOOKS\[0\].ARGS.metric: is missing"),
         ({"hooks": [EarlyStopping()], "monitor": "test/los"}, "did you mean 'test/loss'"),
         ({"monitor": "test/loss", "monitor_mode": "mn"}, r"Trainer\(monitor_mode=...\)"),
         ({"lr_scheduler": PLATEAU, "monitor": "my_module:score"}, "my_module:score"),

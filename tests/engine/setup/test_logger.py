@@ -55,29 +55,3 @@ def test_other_ranks_write_to_their_own_files_and_errors_also_to_the_console_and
         text = (tmp_path / name).read_text()
         assert error in text
         assert ("from another rank" in text) == has_all
-
-
-def test_a_rank_that_is_known_later_prints_errors_only(logger, capsys):
-    setup_logger(name=logger.name)
-    setup_logger(name=logger.name, distributed_rank=1)
-    logger.info("once per run")
-    logger.error("wrong")
-    [line] = console(capsys)
-    assert line.endswith("rank 1: ERROR: wrong")
-
-
-def test_a_named_file_can_be_added_later_and_two_loggers_share_one(logger, capsys, tmp_path):
-    setup_logger(name=logger.name)
-    logger.info("before")
-    path = tmp_path / "sub" / "my.log"
-    other = setup_logger(str(path), name="hookline_test_logger_2")
-    setup_logger(str(path), name=logger.name)
-    try:
-        for number in range(3):
-            logger.info("a%d", number)
-            other.info("b%d", number)
-    finally:
-        other.handlers.clear()
-    words = [line.rpartition(" ")[2] for line in path.read_text().splitlines()]
-    assert words == ["a0", "b0", "a1", "b1", "a2", "b2"]
-    assert len(console(capsys)) == 7

@@ -105,10 +105,8 @@ def test_a_folder_is_locked_while_a_run_trains_there_and_an_evaluation_appends_t
 
 
 @pytest.mark.parametrize("eval_only", [False, True])
-@pytest.mark.parametrize("there", [True, False])
-def test_an_output_folder_without_write_permission_is_an_error(make, folder, monkeypatch, eval_only, there):
-    if there:
-        folder.mkdir()
+def test_an_output_folder_without_write_permission_is_an_error(make, folder, monkeypatch, eval_only):
+    folder.mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # as on a read-only file system
     with pytest.raises(ConfigError, match=r"OUTPUT_DIR: .* is not writable"):
         default_setup(make(), arguments(eval_only=eval_only))

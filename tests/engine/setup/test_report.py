@@ -1,6 +1,5 @@
 """What a run shows at its start and its end."""
 
-import argparse
 import logging
 import re
 
@@ -48,27 +47,6 @@ def test_the_start_shows_data_hooks_and_the_model_and_the_end_the_best_and_the_n
     exec(longer.split(": ")[1].strip(), {"trainer": trainer})
     assert trainer.finished_iter == 11
     assert (tmp_path / "run" / "log.txt").read_text().count("Model: ") == 1  # only at the first start
-
-
-def test_a_start_is_at_most_fifteen_lines_on_the_console(tmp_path, monkeypatch, capsys):
-    monkeypatch.undo()  # the console, which no other test here needs
-    make(tmp_path / "run", config={"LOG": {"PERIOD": 1}}).train()
-    shown = capsys.readouterr().out
-    assert 5 < len(shown.partition("iter: 0/6")[0].splitlines()) <= 15
-
-
-@pytest.mark.parametrize("words", [{"trainer": ""}, {}])
-def test_a_command_ends_with_two_commands(tmp_path, words):
-    trainer = make(tmp_path / "a run")
-    trainer._start.args = argparse.Namespace(opts=[], resume=False, **words)
-    trainer.train()
-    log = (tmp_path / "a run" / "log.txt").read_text()
-    longer, evaluate = log[log.index("Next:") :].splitlines()[1:3]
-    assert longer == "  train longer: the same command with --resume SOLVER.MAX_ITER 12"
-    command = (
-        f"hookline eval --config-file '{tmp_path}/a run/config.yaml'" if words else "the same command with --eval-only"
-    )
-    assert evaluate == f"  evaluate:     {command} MODEL.WEIGHTS '{tmp_path}/a run/model_final.pth'"
 
 
 def test_each_log_has_only_its_own_run(tmp_path):
