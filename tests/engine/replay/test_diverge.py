@@ -9,8 +9,6 @@ from small_runs import config_trainer
 from torch.utils.data import Dataset
 
 from hookline.cli import main
-from hookline.config import get_cfg
-from hookline.engine import replay
 from hookline.hooks import CallbackHook
 
 RUN = (
@@ -43,15 +41,9 @@ def stops():
     return CallbackHook(after_step=lambda trainer: trainer.request_stop() if trainer.iter == 4 else None)
 
 
-def measures(value):
-    """Write a metric in the last step."""
-    return CallbackHook(after_step=lambda t: t.storage.put_scalar("measured", value) if t.iter == 9 else None)
-
-
-def train(folder, *overrides, hooks=(), value=1.0, **images):
+def train(folder, *overrides, hooks=(), **images):
     data = [{"NAME": f"{__name__}:Images", "ARGS": images}]
-    measured = {"NAME": f"{__name__}:measures", "ARGS": {"value": value}}
-    hooks = [measured, *(f"{__name__}:{name}" for name in hooks)]
+    hooks = [f"{__name__}:{name}" for name in hooks]
     config_trainer(folder, *RUN, "DATASETS.TRAIN", data, "HOOKS", hooks, *overrides).train()
 
 
@@ -112,18 +104,6 @@ def test_one_changed_sample_is_named_and_no_file_changes(run, tmp_path, capsys):
     assert "It differs first in the batch." in text
     assert re.findall(r"input of sample (\d+) \(sum\)", text) == [str(CHANGED)]
     assert (content(run), content(tmp_path)) == before
-
-
-def test_a_metric_of_a_hook_in_a_run_with_a_key_of_its_project(run, tmp_path):
-    train(tmp_path, value=2.0)
-    with open(tmp_path / "config.yaml", "a") as file:
-        file.write("PROJECT: 1\n")
-    cfg = get_cfg()
-    cfg.PROJECT = 0
-    equal, text = replay.diverge(str(run), str(tmp_path), cfg=cfg)
-    assert not equal
-    assert "the first difference is at iteration 9: measured is 1.0 and 2.0" in text
-    assert "The first step that differs is 9. It differs in a metric of a hook." in text
 
 
 def test_a_difference_that_the_replays_do_not_have(run, tmp_path, capsys):

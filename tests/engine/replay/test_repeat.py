@@ -1,7 +1,6 @@
 """A replayed step equals the run's to the bit, names its samples, and leaves the run's files as they were."""
 
 import json
-import logging
 import random
 import re
 
@@ -72,22 +71,6 @@ def test_a_replay_equals_the_run_to_the_bit_and_changes_none_of_its_files(tmp_pa
     assert [path.name for path in (tmp_path / "replay_10").iterdir()] == ["report.json"]
 
 
-def test_a_replay_follows_a_plateau_schedule_to_the_step_that_stops_the_run(tmp_path):
-    stopping = {"NAME": "EarlyStopping", "ARGS": {"metric": "synthetic/loss", "mode": "min", "min_delta": 9.0}}
-    options = (
-        *("SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:ReduceLROnPlateau", "SOLVER.WARMUP_ITERS", 0),
-        *("SOLVER.LR_SCHEDULER_ARGS", {"factor": 0.5, "patience": 0, "threshold": 0.99}, "SOLVER.MAX_ITER", 20),
-        *("SOLVER.LR_SCHEDULER_METRIC", "synthetic/loss", "TEST.EVAL_PERIOD", 3, "HOOKS", [stopping]),
-    )
-    assert config_trainer(tmp_path, *RUN, *options).train().iteration == 12
-    assert [row["lr"] for row in rows_of(tmp_path)[6:12]] == [0.05] * 3 + [0.025] * 3
-    report = replay(str(tmp_path), 11)
-    assert (report["checkpoint"], report["compared"]["first_difference"]) == ("model_0000007.pth", None)
-    with pytest.raises(ConfigError, match=r"the run ended at iteration 12: .*synthetic/loss"):
-        replay(str(tmp_path), 15)
-    assert not (tmp_path / "replay_15").exists()
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run whose files no test changes."""
@@ -105,23 +88,6 @@ def test_a_changed_config_is_found_in_the_metrics_and_a_replay_from_the_beginnin
     assert (difference["iteration"], difference["metric"]) == (0, "lr")
     assert "config: SOLVER.BASE_LR 0.2" in report_text(report)
     assert re.search(r"the run: torch .*, ranks: 2\n  now: torch .*, ranks: 1", report_text(report))
-
-
-def test_a_config_that_a_resume_changed_is_found_and_metrics_may_be_missing(tmp_path):
-    config_trainer(tmp_path, *RUN).train()
-    (console,) = (one for one in logging.getLogger("hookline").handlers if "Console" in type(one).__name__)
-    console.setLevel("WARNING")
-    config = tmp_path / "config.yaml"
-    config.write_text(config.read_text().replace("BASE_LR: 0.1", "BASE_LR: 0.2"))  # as a resume would
-    report = replay(str(tmp_path), 10)
-    difference = report["compared"]["first_difference"]
-    assert (difference["iteration"], difference["metric"]) == (8, "lr")
-    assert "config: as config.yaml is now (--set changes it)" in report_text(report)
-    assert console.level == logging.WARNING  # as it was
-    (tmp_path / "metrics.json").unlink()
-    report = replay(str(tmp_path), 3)
-    assert report["compared"] == {"values": 0, "first_difference": None}
-    assert "no rows on the way" in report_text(report)
 
 
 def test_a_hook_takes_part_in_the_replay_only(run):

@@ -8,7 +8,6 @@ from small_runs import mlp_config
 
 from hookline.config import ConfigError
 from hookline.engine import DefaultTrainer, seed_all_rng
-from hookline.engine.resume.changes import apply_changes
 from hookline.hooks import BestCheckpointer, CallbackHook
 
 SIZE = 1024  # samples of the synthetic set
@@ -69,7 +68,6 @@ def content(folder):
     [
         ("SOLVER.BASE_LR", 0.01, 0.02),
         ("SOLVER.WEIGHT_DECAY", 0.1, 0.2),
-        ("SOLVER.ACCUMULATION_STEPS", 1, 2),
         ("SOLVER.AMP.ENABLED", False, True),
         ("SOLVER.LR_SCHEDULER_NAME", "WarmupConstantLR", "WarmupCosineLR"),
         ("SOLVER.OPTIMIZER.ARGS.foreach", True, False),
@@ -77,11 +75,9 @@ def content(folder):
             "SOLVER.PARAM_GROUPS",
             *([{"REGEX": "weight", "LR_FACTOR": 0.5}], [{"REGEX": "weight", "LR_FACTOR": 0.25}]),
         ),
-        ("DATALOADER.SAMPLER_TRAIN", "EpochSampler", "TrainingSampler"),
         ("DATASETS.TRAIN", ("synthetic",), ("synthetic", "synthetic")),
         ("SEED", 0, 1),
         ("HOOKS", [], [{"NAME": "MemoryMonitor"}]),
-        ("MODEL.CHANNELS_LAST", False, True),
     ],
 )
 def test_each_change_is_logged_and_used(make, log, key, before, now):
@@ -131,14 +127,6 @@ def test_a_change_that_cannot_be_resumed_is_an_error_with_the_remedy_and_changes
     with pytest.raises(ConfigError, match=names):
         make(*now, resume=True)
     assert content(tmp_path) == files
-
-
-def test_another_number_of_processes_and_of_samples_is_logged(make, log):
-    trainer = make()
-    trainer.train()
-    apply_changes(trainer, {**trainer.state_dict()["run"], "world_size": 2, "samples": 20})
-    assert "Resuming with 1 process(es) instead of 2" in log.text
-    assert f"Resuming with {SIZE} training samples instead of 20" in log.text
 
 
 @pytest.mark.parametrize("schedule", [LINEAR, ("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR")])
@@ -255,21 +243,3 @@ def test_an_early_stopped_run_continues_only_if_longer(make, changes, iteration)
     result = stop_at(make(*STOPPED, *stopping()), 11)  # an interruption in its last step changes nothing
     assert (result.reason.split(":")[0], result.iteration, result.exit_code) == ("early stopping", 12, 0)
     assert make(*STOPPED, *stopping(), *changes, resume=True).train().iteration == iteration
-
-
-def test_a_run_stopped_by_its_loss_or_shortened_by_a_hook_continues_only_if_longer(make):
-    def spoil(trainer, batch):
-        if trainer.iter == 5:
-            batch[0].fill_(float("nan"))
-
-    def shorten(trainer):
-        if trainer.iter == 5:
-            trainer.max_iter = 6
-
-    options = ["SOLVER.NONFINITE_LOSS", "stop", "SOLVER.MAX_ITER"]
-    for hook in (CallbackHook(after_fetch=spoil), CallbackHook(after_step=shorten)):
-        first = make(*options, 20)
-        first.register_hooks([hook])
-        assert first.train().iteration == 6
-        assert make(*options, 20, "SOLVER.BASE_LR", 0.002, resume=True).train().iteration == 6
-        assert make(*options, 24, "SOLVER.BASE_LR", 0.002, resume=True).train().iteration == 24
