@@ -1,7 +1,6 @@
 import json
 import os
 
-import numpy as np
 import torch
 from forker import forker
 from ranks import PROGRAMS
@@ -24,14 +23,6 @@ def test_without_a_process_group_there_is_one_rank_and_collectives_return_their_
     with comm.main_process_first(), comm.main_process_first(local=False):
         comm.create_local_process_group(1)
     assert comm.get_store() is comm.get_local_process_group() is None
-
-
-def test_the_shared_seed_is_drawn_from_numpys_generator():
-    np.random.seed(3)
-    first = comm.shared_random_seed()
-    assert first != comm.shared_random_seed()
-    np.random.seed(3)
-    assert comm.shared_random_seed() == first
 
 
 def run_ranks(what, folder):

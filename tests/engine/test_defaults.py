@@ -1,5 +1,4 @@
 import gc
-import inspect
 import json
 import os
 import signal
@@ -8,7 +7,6 @@ import sys
 import weakref
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -268,7 +266,6 @@ def test_an_extended_run_follows_the_schedule_of_the_longer_one(make, arguments,
 @pytest.mark.parametrize(
     ("name", "args", "when"),
     [
-        ("CosineAnnealingLR", {"T_max": 12}, "in the middle"),
         ("CosineAnnealingLR", {"T_max": "end"}, "after the end"),
         ("OneCycleLR", {"max_lr": 0.1, "total_steps": "end"}, "in a resume"),
     ],
@@ -280,12 +277,8 @@ def test_a_run_with_a_schedule_of_torch_that_has_a_length_is_not_extended(make, 
     assert trainer.max_iter == trainer.cfg.SOLVER.MAX_ITER == 12
 
 
-CONSTANT = ["SOLVER.LR_SCHEDULER_NAME", "WarmupConstantLR", "SOLVER.WARMUP_ITERS", 0, "SOLVER.MAX_ITER", 10]
-
-
-@pytest.mark.parametrize("schedule", [CONSTANT, [*schedule_of_torch("LinearLR"), "SOLVER.MAX_ITER", 10]])
-def test_a_learning_rate_that_a_schedule_would_replace_is_refused(make, schedule):
-    trainer = make(*schedule)
+def test_a_learning_rate_that_a_schedule_would_replace_is_refused(make):
+    trainer = make("SOLVER.LR_SCHEDULER_NAME", "WarmupConstantLR", "SOLVER.WARMUP_ITERS", 0, "SOLVER.MAX_ITER", 10)
     trainer.train()
     trainer.optimizer.param_groups[0]["lr"] = 0.03
     trainer.max_iter = 20
@@ -293,34 +286,17 @@ def test_a_learning_rate_that_a_schedule_would_replace_is_refused(make, schedule
         trainer.train()
 
 
-@pytest.mark.parametrize(("key", "value", "given"), [("SOLVER.BASE_LR", 0.03, False), ("DATALOADER.BATCH_SIZE", 4, 1)])
-def test_a_config_changed_between_two_train_calls_is_refused_unless_its_loader_is_used(make, key, value, given):
+def test_a_config_changed_between_two_train_calls_is_refused_unless_its_loader_is_used(make):
     cfg = make().cfg.clone()
     trainer = DefaultTrainer(cfg)
-    (cfg if given else trainer.cfg).merge_from_list(["SOLVER.GAMMA", 0.5])  # before the first train()
     trainer.max_iter = 10
     trainer.train()
-    (cfg if given else trainer.cfg).merge_from_list([key, value, "TEST.EVAL_PERIOD", 3])
+    cfg.merge_from_list(["DATALOADER.BATCH_SIZE", 4])
     trainer.max_iter = 12
-    with pytest.raises(ConfigError, match=f"^{key}: "):
+    with pytest.raises(ConfigError, match=r"^DATALOADER\.BATCH_SIZE: "):
         trainer.train()
-    if given:
-        trainer.reset_data_loader(lambda: trainer.build_train_loader(cfg))
-        assert trainer.train().iteration == 12
-
-
-def test_a_second_train_discards_gradients_of_a_failed_step(make):
-    trainer = make()
-    crash = at(3, lambda: 1 / 0, "before_optimizer_step")
-    trainer.register_hooks([crash])
-    with pytest.raises(ZeroDivisionError):
-        trainer.train()
-    trainer.remove_hook(crash)
-    seen = []
-    note = CallbackHook(before_forward=lambda t, batch: seen.append([p.grad for p in t.model.parameters()]))
-    trainer.register_hooks([note])
-    assert trainer.train().iteration == 30
-    assert all(gradient is None for gradient in seen[0])
+    trainer.reset_data_loader(lambda: trainer.build_train_loader(cfg))
+    assert trainer.train().iteration == 12
 
 
 # ---------------------------------------------------------------------------- resuming
@@ -376,9 +352,3 @@ def test_auto_scale_workers():
     assert (scaled.SOLVER.STEPS, scaled.SOLVER.WARMUP_ITERS, scaled.TEST.EVAL_PERIOD) == ((120, 160), "2ep", 100)
     assert DefaultTrainer.auto_scale_workers(scaled, 2) is scaled
     assert DefaultTrainer.auto_scale_workers(get_cfg(), 8).DATALOADER.BATCH_SIZE == 16
-
-
-def test_type_checkers_accept_any_type_of_the_config_in_an_overridden_method():
-    methods = [name for name in vars(DefaultTrainer) if name.startswith("build_")]
-    for name in {*methods, "test", "auto_scale_workers"} - {"build_hooks", "build_writers"}:
-        assert inspect.signature(getattr(DefaultTrainer, name)).parameters["cfg"].annotation is Any, name

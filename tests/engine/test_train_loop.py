@@ -1,9 +1,7 @@
 """The loop: order of events, how a run ends, a second ``train()``; and the results of a step of SimpleTrainer."""
 
 import copy
-import gc
 import logging
-import pickle
 
 import pytest
 import torch
@@ -171,38 +169,6 @@ def test_a_step_counts_if_a_hook_stops_training_in_any_of_its_events(event):
     assert same(trainer.model.state_dict(), alone.model.state_dict())
 
 
-@pytest.mark.parametrize("method", ["after_step", "after_epoch"])
-def test_stop_training_in_a_trainers_own_method_is_a_stop_request(method):
-    def stop(self):
-        getattr(SimpleTrainer, method)(self)
-        if self.iter >= 3:
-            raise StopTraining("enough")
-
-    result = make_trainer(cls=type("Stops", (SimpleTrainer,), {method: stop})).train(0, 100)
-    assert (result.reason, result.iteration) == ("enough", 4)
-
-
-def test_stop_training_raised_by_the_data_discards_the_step():
-    def loader():
-        yield from batches(2)
-        raise StopTraining("no more data")
-
-    result = make_trainer(loader()).train(0, 100)
-    assert (result.reason, result.iteration) == ("no more data", 2)
-
-
-@pytest.mark.parametrize("codes", [(75, 0), (0, 75)])
-def test_a_stop_outranks_an_interruption_in_the_same_step(codes):
-    stop = CallbackHook(after_step=lambda t: [t.request_stop(f"code {code}", exit_code=code) for code in codes])
-    trainer = make_trainer(hooks=[stop])
-    result = trainer.train(0, 9)
-    assert (result.reason, result.exit_code, result.iteration) == ("code 0", 0, 1)
-    assert trainer.state_dict()["end"]["reason"] == "code 0"
-    interrupted = make_trainer(hooks=[CallbackHook(after_step=lambda t: t.request_stop("later", exit_code=75))])
-    assert interrupted.train(0, 9).exit_code == 75
-    assert "end" not in interrupted.state_dict(), "a resume continues it"
-
-
 # ---------------------------------------------------------------------------- errors
 
 
@@ -226,24 +192,6 @@ def test_every_hook_gets_after_train_and_the_first_error_wins(caplog):
     assert trainer.storage.latest()["loss"][1] == 3, "metrics before the error are kept"
     assert "end" not in trainer.state_dict(), "a resume repeats the step"
     assert not has_event_storage()
-
-
-@pytest.mark.parametrize("event", ["after_train", "on_write", "on_save"])
-def test_after_train_of_a_subclass_stops_at_an_error_of_a_hook_and_may_raise_its_own(event):
-    class Publishes(SimpleTrainer):
-        def after_train(self):
-            super().after_train()
-            raise Boom("my own test set is missing")
-
-    asks = CallbackHook(after_train=lambda t: t.request_save())
-    with pytest.raises(ZeroDivisionError):
-        make_trainer(cls=Publishes, hooks=[asks, CallbackHook(**{event: lambda t: 1 / 0})]).train(0, 3)
-    trainer, recorder = make_trainer(cls=Publishes), Recorder()
-    trainer.register_hooks([recorder])
-    with pytest.raises(Boom, match="my own test set"):
-        trainer.train(0, 2)
-    assert recorder.events[-4:] == END
-    assert trainer.completed
 
 
 @pytest.mark.parametrize("event", ["before_train", "after_forward", "after_run"])
@@ -301,12 +249,6 @@ def test_the_learning_rate_follows_each_run_and_a_changed_max_iter(kind):
     assert seen == [*four[:3], *eight[3:]]
 
 
-def test_a_trainer_is_not_copied():
-    for act in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match="SimpleTrainer"):
-            act(make_trainer())
-
-
 # ---------------------------------------------------------------------------- data
 
 
@@ -354,38 +296,13 @@ def test_a_new_loader_keeps_epoch_count_and_given_length():
     assert (early.epoch, early.iters_per_epoch) == (2, 2)
 
 
-class Quits:
-    """Raises when a sample is read."""
+def test_data_that_stops_before_its_length_fails_the_run():
+    class Short(list):
+        def __iter__(self):
+            return iter(self[:2])
 
-    def __init__(self, error):
-        self.error = error
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        if index == 5:
-            raise self.error
-        return torch.ones(3)
-
-
-class Short(list):
-    def __iter__(self):
-        return iter(self[:2])
-
-
-@pytest.mark.parametrize(
-    ("error", "workers"), [(None, 0), (StopIteration(), 0), (StopIteration(), 1), (SystemExit(0), 0)]
-)
-def test_data_that_stops_or_exits_fails_the_run(error, workers, monkeypatch):
-    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # how long torch waits for workers
-    loader = Short(batches(4))
-    if error is not None:
-        loader = torch.utils.data.DataLoader(Quits(error), batch_size=2, num_workers=workers)
-    with pytest.raises(RuntimeError, match=r"ended after 2 of its 4|generator raised StopIteration|sys\.exit"):
-        make_trainer(loader).train(0, 20)
-    if workers:
-        gc.collect()
+    with pytest.raises(RuntimeError, match="ended after 2 of its 4"):
+        make_trainer(Short(batches(4))).train(0, 20)
 
 
 # ---------------------------------------------------------------------------- what a step computes
