@@ -125,7 +125,7 @@ class DefaultTrainer(SimpleTrainer):
         self.scheduler = combined(self.build_lr_scheduler(cfg, self.optimizer), SchedulerList)
         self._record = {"config": cfg.dump(), "built": changes.hyperparameters(self.optimizer)}
         self._left = changes.LeftByTrain(self)
-        left_out = {"optimizer": self.optimizer, "base": cfg.MODEL.WEIGHTS} if cfg.CHECKPOINT.TRAINABLE_ONLY else {}
+        left_out = {"optimizer": self.optimizer} if cfg.CHECKPOINT.TRAINABLE_ONLY else {}
         self.checkpointer = checkpointer_for(
             model,
             "" if cfg.FAST_DEV_RUN else cfg.OUTPUT_DIR,

@@ -31,10 +31,10 @@ def checkpointer_for(model: nn.Module, save_dir: str = "", **options: Any) -> Ch
 
     Args:
         model: the model, wrapped or not.
-        save_dir, **options: as for :class:`Checkpointer`; with ``base``, for
+        save_dir, **options: as for :class:`Checkpointer`; with ``optimizer``, for
             :class:`~hookline.engine.checkpoint.trained.TrainedCheckpointer`.
     """
-    if "base" in options:
+    if "optimizer" in options:
         if has_shards(model):
             raise ConfigError("CHECKPOINT.TRAINABLE_ONLY: is for models that are not sharded; set it to False")
         from .trained import TrainedCheckpointer

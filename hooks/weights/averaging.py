@@ -142,6 +142,8 @@ def _average_of(
     name: str, weight: torch.Tensor, device: torch.device | str | None, values: Mapping[str, torch.Tensor] | None
 ) -> torch.Tensor:
     value = weight if values is None else values.get(name)
+    if value is None and not weight.requires_grad:  # CHECKPOINT.TRAINABLE_ONLY leaves it out
+        value = weight
     if value is None or value.shape != weight.shape:
         found = f"has no {name}" if value is None else f"has {name} of shape {tuple(value.shape)}"
         raise ConfigError(

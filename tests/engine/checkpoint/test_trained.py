@@ -9,7 +9,7 @@ from torch import nn
 from hookline import Trainer
 from hookline.config import ConfigError
 from hookline.engine.export.export import export_weights
-from hookline.hooks import CallbackHook
+from hookline.hooks import EMA, CallbackHook
 
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 DATA = X, (X.sum(1) > 0).long()
@@ -82,3 +82,38 @@ def test_a_frozen_weight_that_a_hook_changes_cannot_be_left_out(tmp_path):
     follow = CallbackHook(after_step=lambda trainer: trainer.model.body.weight.data.add_(1))
     with pytest.raises(ConfigError, match=r"TRAINABLE_ONLY.*body\.weight"):
         run(tmp_path / "run", hooks=[follow], resume=False)
+
+
+def averaged(path):
+    """A run that evaluated an average of the weights that are frozen later."""
+    run(path, 5, seed=9, only=False, hooks=[EMA(decay=0.9)])
+
+
+def wrapped(path):
+    torch.save({f"module.{name}": value for name, value in Net(9).state_dict().items()}, path)
+
+
+@pytest.mark.parametrize("write", [averaged, wrapped])
+def test_frozen_weights_are_read_as_they_were_at_first_also_after_a_move(tmp_path, write):
+    base, moved = tmp_path / "base", tmp_path / "moved"
+    write(base)
+    first = run(tmp_path / "run", 5, hooks=[EMA(decay=0.9)], MODEL={"WEIGHTS": str(base)})
+    run(tmp_path / "run", 7, hooks=[EMA(decay=0.9)], MODEL={"WEIGHTS": ""})
+    base.rename(moved)
+    last = run(tmp_path / "run", 9, hooks=[EMA(decay=0.9)], MODEL={"WEIGHTS": str(moved)})
+    assert torch.equal(first["body.weight"], last["body.weight"])
+    assert export_weights(tmp_path / "run", tmp_path / "average.pth", weights="averaged").weights == 2
+
+
+def test_frozen_weights_that_a_hook_loads_are_loaded_again_at_a_resume(tmp_path):
+    other = tmp_path / "other.pth"
+    torch.save({"body.weight": Net(9).body.weight}, other)
+
+    def load(trainer):
+        if trainer.iter == 3:
+            trainer.checkpointer.load(str(other))
+
+    run(tmp_path / "run", 6, hooks=[CallbackHook(before_step=load)], SOLVER={"CHECKPOINT_PERIOD": 2})
+    resumed = run(tmp_path / "run", 8)
+    assert torch.equal(resumed["body.weight"], Net(9).body.weight)
+    assert torch.equal(resumed["body.bias"], Net().body.bias)
