@@ -439,3 +439,44 @@ def test_a_checkpoint_holds_the_last_finished_iteration():
     note = CallbackHook(**dict.fromkeys(events, lambda t: states.append(t.state_dict()["iteration"])))
     make_trainer(hooks=[note]).train(5, 7)
     assert states == [4, 5, 5, 6, 6]
+
+
+@pytest.mark.parametrize("method", ["after_step", "after_epoch"])
+def test_stop_training_in_a_trainers_own_method_is_a_stop_request(method):
+    def stop(self):
+        getattr(SimpleTrainer, method)(self)
+        if self.iter >= 3:
+            raise StopTraining("enough")
+
+    result = make_trainer(cls=type("Stops", (SimpleTrainer,), {method: stop})).train(0, 100)
+    assert (result.reason, result.iteration) == ("enough", 4)
+
+
+@pytest.mark.parametrize("codes", [(75, 0), (0, 75)])
+def test_a_stop_outranks_an_interruption_in_the_same_step(codes):
+    stop = CallbackHook(after_step=lambda t: [t.request_stop(f"code {code}", exit_code=code) for code in codes])
+    trainer = make_trainer(hooks=[stop])
+    result = trainer.train(0, 9)
+    assert (result.reason, result.exit_code, result.iteration) == ("code 0", 0, 1)
+    assert trainer.state_dict()["end"]["reason"] == "code 0"
+    interrupted = make_trainer(hooks=[CallbackHook(after_step=lambda t: t.request_stop("later", exit_code=75))])
+    assert interrupted.train(0, 9).exit_code == 75
+    assert "end" not in interrupted.state_dict(), "a resume continues it"
+
+
+@pytest.mark.parametrize("event", ["after_train", "on_write", "on_save"])
+def test_after_train_of_a_subclass_stops_at_an_error_of_a_hook_and_may_raise_its_own(event):
+    class Publishes(SimpleTrainer):
+        def after_train(self):
+            super().after_train()
+            raise Boom("my own test set is missing")
+
+    asks = CallbackHook(after_train=lambda t: t.request_save())
+    with pytest.raises(ZeroDivisionError):
+        make_trainer(cls=Publishes, hooks=[asks, CallbackHook(**{event: lambda t: 1 / 0})]).train(0, 3)
+    trainer, recorder = make_trainer(cls=Publishes), Recorder()
+    trainer.register_hooks([recorder])
+    with pytest.raises(Boom, match="my own test set"):
+        trainer.train(0, 2)
+    assert recorder.events[-4:] == END
+    assert trainer.completed

@@ -1,11 +1,9 @@
 """Runs of empty steps that put metrics, for tests of what writers write."""
 
-import copy
 import json
-import shutil
 
 from hookline.engine import TrainerBase
-from hookline.hooks import CallbackHook, HookBase, PeriodicWriter
+from hookline.hooks import CallbackHook, PeriodicWriter
 
 
 class Losses(TrainerBase):
@@ -51,29 +49,3 @@ def rows_of(path):
 
 def iterations_of(path):
     return [row["iteration"] for row in rows_of(path)]
-
-
-class Kill(HookBase):
-    """Saves the state at one iteration. Copies the folder at others, as a kill leaves it.
-
-    Attributes:
-        kills: by iteration: the copy, and the last saved state.
-    """
-
-    def __init__(self, folder, saved_at, at):
-        self.folder, self.saved_at, self.at = folder, saved_at, at
-        self.kills, self.state = {}, None
-
-    def after_step(self):
-        if self.trainer.iter in (self.saved_at, *self.at):
-            self.trainer.request_save()
-
-    def on_save(self):
-        self.trainer.emit("before_save", "checkpoint")
-        iteration = self.trainer.iter
-        if iteration == self.saved_at:
-            self.state = copy.deepcopy(self.trainer.state_dict())
-        if iteration in self.at:
-            folder = self.folder.parent / f"killed{iteration}"
-            shutil.copytree(self.folder, folder)
-            self.kills[iteration] = (folder, self.state)

@@ -58,3 +58,10 @@ def test_each_log_has_only_its_own_run(tmp_path):
     logs = [(tmp_path / name / "log.txt").read_text() for name in ("first", "second")]
     assert [log.count("Training ended at iteration 6: ") for log in logs] == [1, 1]
     assert ["Training ended at iteration 12: " in log for log in logs] == [True, False]
+
+
+def test_a_start_is_at_most_fifteen_lines_on_the_console(tmp_path, monkeypatch, capsys):
+    monkeypatch.undo()  # the console, which no other test here needs
+    make(tmp_path / "run", config={"LOG": {"PERIOD": 1}}).train()
+    shown = capsys.readouterr().out
+    assert 5 < len(shown.partition("iter: 0/6")[0].splitlines()) <= 15
