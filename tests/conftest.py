@@ -24,6 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def pytest_configure() -> None:
     # Shells start background jobs with SIGINT ignored, and processes that tests start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
     # Tests kill processes, not machines: what the system has got is not lost. Waiting for the disk takes long.
     os.fsync = os.fdatasync = lambda file: None
 

@@ -77,9 +77,9 @@ def test_a_run_with_an_unusual_value_of_any_key_works_or_is_refused(key, tmp_pat
         path.write_text(yaml.safe_dump(config))
         command = [ROOT / "tools/train_net.py", "--config-file", path]
         process = forker.start(command, tmp_path, {**os.environ, "OMP_NUM_THREADS": "1"}, apart=True)
-        if not process.ended_within(60):
+        if not process.ended_within(180):  # compiling, on a busy machine
             process.kill()
-            pytest.fail(f"still running after a minute: {key} = {value}")
+            pytest.fail(f"still running after three minutes: {key} = {value}")
         code, err = process.wait(), process.communicate()[1]
         if code == 2:
             assert err.startswith("error: "), (value, err)
