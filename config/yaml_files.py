@@ -229,8 +229,8 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_][^\s=]*=")
 class Merge:
     """Merges values into a tree, and collects the problems. See :func:`merging`.
 
-    A new name of a component (see :mod:`~hookline.config.components`) clears its arguments. Names are therefore merged
-    first within one mapping or list.
+    A new name of a component (see :mod:`~hookline.config.components`) clears its arguments, and so does ``ARGS: {}``.
+    Names are therefore merged first within one mapping or list.
 
     Args:
         root: a :class:`~hookline.config.CfgNode`; full keys are relative to it.
@@ -271,6 +271,8 @@ class Merge:
                 return self._unknown(full_key, value)
         section, is_free = _as_section(value), node.takes_anything(key)
         if section is not None and node.is_section(key):
+            if not section and node[key].is_new_allowed() and node[key]:  # ARGS: {}
+                node[key].clear()
             return self.mapping(node[key], section, (*path, key))
         if node.is_frozen():
             raise AttributeError(f"{full_key} cannot be merged: the config is frozen (defrost() it, or clone it first)")

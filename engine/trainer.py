@@ -57,8 +57,8 @@ class Trainer(DefaultTrainer):
         output_dir: the run's folder (OUTPUT_DIR).
         seed: of all random numbers (SEED). Default: a random one, which is logged.
         config: other keys: a mapping such as ``{"SOLVER.WARMUP_ITERS": 100}``, a config, or a YAML file. The arguments
-            above have precedence; ARGS of the config are added to them. In a mapping, a key that takes a name also
-            takes a class, function or object.
+            above have precedence; ARGS of the config are added to them. In a mapping, a key that names a
+            component (``NAME``, an entry of HOOKS or TEST.METRICS) also takes a class, function or object.
 
     Raises:
         ConfigError: an argument is wrong. Nothing was written.

@@ -204,13 +204,11 @@ class Checkpointer(FvcoreCheckpointer):
         if self.checkpointables and checkpointables != []:
             iterations(checkpoint, path)
         self.loaded_from = path
-        left_out = checkpoint.pop("left_out", None)  # by CHECKPOINT.TRAINABLE_ONLY
-        if left_out is not None:
-            self._restore_frozen(left_out)
         incompatible = self._load_model(checkpoint)
-        if left_out is not None:
-            for missing in (self.load_report.missing, self.missing_keys):
-                missing[:] = [name for name in missing if name not in left_out["names"]]
+        if "left_out" in checkpoint:  # by CHECKPOINT.TRAINABLE_ONLY
+            from .frozen import restore_frozen
+
+            restore_frozen(self, checkpoint.pop("left_out"))
         if incompatible is not None:  # subclasses written for fvcore may return None
             self._log_incompatible_keys(incompatible)
             if strict and any(incompatible):
@@ -243,11 +241,6 @@ class Checkpointer(FvcoreCheckpointer):
         if self.resumed_from:
             return self.load(self.resumed_from, weights_from="model" if self.checkpointables else weights_from)
         return self.load(path, checkpointables=[], strict=strict, weights_from=weights_from)
-
-    def _restore_frozen(self, left_out: dict[str, Any]) -> None:
-        from .trained import restore_frozen
-
-        restore_frozen(self, left_out)
 
     # ------------------------------------------------------------------ files
 

@@ -1,7 +1,6 @@
 """Checkpoints of what is trained: frozen weights that a file or the model's constructor gives are left out."""
 
 import os
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from .checkpointer import Checkpointer
 from .state import plain_name
 from .weights import hash_weights
 
-__all__ = ["TrainedCheckpointer", "restore_frozen"]
+__all__ = ["TrainedCheckpointer"]
 
 Source = tuple[str, str]
 """A file that weights were read from, and which of its weights: see ``weights_from`` of :meth:`Checkpointer.load`."""
@@ -43,6 +42,7 @@ class TrainedCheckpointer(Checkpointer):
             raise ConfigError("CHECKPOINT.TRAINABLE_ONLY: the model has no frozen parameter; set it to False")
         self._sources: list[Source] = []  # of the frozen weights, in the order they were read
         self._given: list[Source] = []  # MODEL.WEIGHTS
+        self._left_out: dict[str, Any] = {}  # of the file that is loaded
         self._digest = ""
         self._sums = self._sums_now()
 
@@ -53,16 +53,21 @@ class TrainedCheckpointer(Checkpointer):
 
     def load(self, path: str, *args: Any, weights_from: str = "model", **options: Any) -> dict[str, Any]:
         """As :meth:`Checkpointer.load`."""
+        self._left_out = {}
         rest = super().load(path, *args, weights_from=weights_from, **options)
-        if (sums := self._sums_now()) != self._sums:
-            self._sources.append((path if "://" in path else os.path.abspath(path), weights_from))
-            self._sums, self._digest = sums, ""
+        before, self._sums, self._digest = self._sums, self._sums_now(), ""
+        changed = self._sums != before
+        if self._left_out:
+            self._sources = [(source, weights) for source, weights in self._left_out["sources"]]
+            changed = not self._frozen.keys() <= set(self._left_out["names"])  # it has some that are trained there
+        if changed:
+            self._sources = [*self._sources, (path if "://" in path else os.path.abspath(path), weights_from)]
         return rest
 
-    def _restore_frozen(self, left_out: Mapping[str, Any]) -> None:
-        restore_frozen(self, left_out, self._given)
-        self._sources = [(path, weights_from) for path, weights_from in left_out["sources"]]
-        self._sums, self._digest = self._sums_now(), ""
+    def _load_model(self, checkpoint: Any) -> Any:
+        if "left_out" in checkpoint:
+            self._left_out = checkpoint["left_out"] = {**checkpoint["left_out"], "given": self._given}
+        return super()._load_model(checkpoint)
 
     def _sums_now(self) -> list[int]:
         """A sum of each frozen weight's bytes, which takes far less time than a digest. Hooks may write to ``data``."""
@@ -78,45 +83,9 @@ class TrainedCheckpointer(Checkpointer):
                 )
         self._digest = self._digest or hash_weights(self._frozen)
         contents = super()._contents(further)
-        averages = [state for state in contents.get("trainer", {}).get("hooks", {}).values() if "averaged_model" in state]
-        for holder, key in [(contents, "model"), *((state, "averaged_model") for state in averages)]:
+        hooks = contents.get("trainer", {}).get("hooks", {}).values()
+        averages = [(state, "averaged_model") for state in hooks if "averaged_model" in state]
+        for holder, key in [(contents, "model"), *averages]:
             holder[key] = {name: value for name, value in holder[key].items() if name not in self._frozen}
         contents["left_out"] = {"names": list(self._frozen), "sha256": self._digest, "sources": self._sources}
         return contents
-
-
-@torch.no_grad()
-def restore_frozen(checkpointer: Checkpointer, left_out: Mapping[str, Any], given: Iterable[Source] = ()) -> None:
-    """Check the weights that a file left out against those of the model, and read them if they differ.
-
-    Args:
-        checkpointer: is about to load the file's weights.
-        left_out: the file's entry of that name.
-        given: where to look if the files that the weights were read from have moved or changed.
-
-    Raises:
-        ConfigError: the model has other weights, and so have those files.
-    """
-    names, model, path = set(left_out["names"]), checkpointer.model, checkpointer.loaded_from
-
-    def same() -> bool:
-        own = {plain_name(name): value for name, value in model.state_dict().items()}
-        return hash_weights({name: value for name, value in own.items() if name in names}) == left_out["sha256"]
-
-    problem = ""
-    reader = Checkpointer(model)
-    reader.path_manager = checkpointer.path_manager
-    for sources in (left_out["sources"], given):
-        try:
-            for source, weights_from in sources if not same() else ():
-                if source != path:
-                    reader.load(source, [], weights_from=weights_from)
-        except ConfigError as error:
-            problem = problem or f" ({error})"
-    if not same():
-        read_from = " and ".join(source for source, _ in left_out["sources"]) or "the model as it was built"
-        raise ConfigError(
-            f"{path} has only the trained weights (CHECKPOINT.TRAINABLE_ONLY), and its {len(names)} frozen ones are "
-            f"not those of {read_from}{problem}: set MODEL.WEIGHTS to what the run began with"
-        )
-    checkpointer.logger.info("%d frozen weights are not in %s: checked by their digest", len(names), path)

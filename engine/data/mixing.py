@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ...config import ConfigError
+from ...config.components import errors_at
 from ...config.registry import locate
 from .batch_sampler import GlobalBatchSampler, PlacedBatch
 from .samplers import SAMPLER_REGISTRY, EpochSampler, seeded_generator
@@ -41,7 +42,8 @@ class WeightedSampler(EpochSampler):
             raise ConfigError(f"{_ARGS}.num_samples: is {num_samples}, and must be at least 0")
         values: Any = weights
         if isinstance(weights, str):
-            values = (_balanced if weights == "balanced" else locate(weights))(dataset)
+            with errors_at(f"{_ARGS}.weights"):
+                values = (_balanced if weights == "balanced" else locate(weights))(dataset)
         numbers = torch.as_tensor(values, dtype=torch.float64)
         if numbers.shape != (self.size,) or not (numbers.isfinite() & (numbers >= 0)).all() or not numbers.sum() > 0:
             raise ConfigError(
@@ -67,7 +69,7 @@ def _balanced(dataset: Any) -> torch.Tensor:
     classes = None if labels is None else np.asarray(labels)
     if classes is None or classes.ndim != 1 or classes.dtype.kind not in "iubUSO":
         raise ConfigError(
-            f'{_ARGS}.weights: "balanced" needs the class of each sample: give {type(dataset).__name__} an attribute '
+            f'"balanced" needs the class of each sample: give {type(dataset).__name__} an attribute '
             "targets, (size,) ints or names, or pass weights"
         )
     _, numbers, counts = np.unique(classes, return_inverse=True, return_counts=True)
@@ -128,7 +130,10 @@ class TokenBatchSampler(GlobalBatchSampler):
     """
 
     def __init__(self, lengths: Any, max_tokens: int, **options: Any) -> None:
-        self._lengths = torch.as_tensor(lengths)
+        try:
+            self._lengths = torch.as_tensor(lengths).long()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"DATALOADER.MAX_TOKENS: the lengths of the samples must be numbers: {error}") from error
         self._sizes = list[int]()
         ordered = self._lengths.sort(descending=True).values.tolist()
         if ordered[0] > max_tokens:

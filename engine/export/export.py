@@ -25,7 +25,7 @@ from ..checkpoint.matching import plain_name
 from ..checkpoint.weights import choose_weights, find_checkpoint, read_checkpoint
 from ..data import build_test_loader, build_train_loader
 from ..data.loader import move_to_device
-from ..modeling import build_adapter, build_model, resolve_device
+from ..modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from .inspection import part_of
 from .predictor import load_weights
 
@@ -253,20 +253,30 @@ def _example(cfg: CfgNode, model: nn.Module) -> tuple[tuple[Any, ...], dict[str,
     names = cfg.DATASETS.TEST
     loader = build_test_loader(cfg, name_of(names[0])) if names else build_train_loader(cfg)
     batch = move_to_device(next(iter(loader)), resolve_device(cfg.MODEL.DEVICE))
-    calls: list[tuple[Any, Any, Any]] = []
+    adapter, calls = build_adapter(cfg), list[tuple[Any, Any, Any]]()
     hook = model.register_forward_hook(
         lambda module, args, kwargs, outputs: calls.append((args, kwargs, outputs)), with_kwargs=True
     )
     try:
         with torch.no_grad():
-            build_adapter(cfg).predict(model, batch)
+            adapter.predict(model, batch)
     finally:
         hook.remove()
     if len(calls) != 1:
         raise ConfigError(
             f"{cfg.MODEL.NAME} calls its forward() {len(calls)} times for a batch; torch.export needs exactly one call"
         )
-    return calls[0]
+    return calls[0] if adapter.loss is not None else _without_target(model, adapter, batch, *calls[0])
+
+
+def _without_target(model: nn.Module, adapter: ModelAdapter, batch: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
+    """Leave out the target, which a model that computes its own loss receives, if the model works without it."""
+    with suppress(Exception), torch.no_grad():  # a model can raise any error
+        target = adapter.targets(batch)
+        inputs = tuple(arg for arg in args if arg is not target)
+        named = {name: arg for name, arg in kwargs.items() if arg is not target}
+        return inputs, named, model(*inputs, **named)
+    return args, kwargs, outputs
 
 
 def _trace(model: nn.Module, args: Any, kwargs: Any) -> tuple[Any, str]:
@@ -303,7 +313,9 @@ def _check_same(program: Any, args: Any, kwargs: Any, expected: Any, **tolerance
     try:
         with torch.no_grad():
             outputs = program(*args, **kwargs)
-        for ours, theirs in zip(pytree.tree_leaves(outputs), pytree.tree_leaves(expected), strict=True):
+        # ONNX has no None, such as the loss of a model that returns (logits, None).
+        leaves = [[leaf for leaf in pytree.tree_leaves(one) if leaf is not None] for one in (outputs, expected)]
+        for ours, theirs in zip(*leaves, strict=True):
             torch.testing.assert_close(ours, theirs, **tolerance)
     except Exception as error:
         raise ConfigError(f"the exported program's outputs differ from the model's: {error}") from error

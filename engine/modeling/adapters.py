@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...config import ConfigError
@@ -47,6 +48,7 @@ class _Call:
     names: dict[str, Any] | None = None
     target: Any = None
     step: Callable[[Any], Any] | None = None
+    checked: bool = False  # whether its losses were looked at
 
     def output(self, batch: Any) -> Any:
         if self.step is not None:
@@ -154,7 +156,15 @@ class ModelAdapter:
         if call is None or call.model is not model or call.form != _form(batch):
             call = self._training = self._call(model, batch, training=True)
         output = self._run(call, batch)
-        return losses_of(output) if call.target is None else self._terms(output, batch[call.target])
+        if call.target is not None:
+            return self._terms(output, batch[call.target])
+        losses = losses_of(output)
+        # A warning only: code written for detectron2 may mean the sum. torch.compile cannot log.
+        if not call.checked and not torch.compiler.is_compiling():
+            call.checked = True
+            if problem := _counts_twice(losses):
+                logger.warning("Losses: %s", problem)
+        return losses
 
     def _terms(self, output: Any, target: Any) -> dict[str, Any]:
         """Return the losses of an output of the model, by ``loss``."""
@@ -564,12 +574,24 @@ def terms_of(loss: Any) -> dict[str, Any]:
     value, count = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
     terms = dict(value) if isinstance(value, Mapping) else {"loss": value}
     count = terms.pop("num_items", count)
+    if len(terms) > 1 and (problem := _counts_twice(terms)):
+        raise MismatchError(f"MODEL.LOSS: {problem}")
     if terms and all(map(_is_scalar, terms.values())):
         # The loss of scores that are split over ranks is a whole number on each of them.
         return _with_count({name: local_part(term) for name, term in terms.items()}, local_part(count))
     raise MismatchError(
         "MODEL.LOSS must return a scalar tensor, that and the number of items of its mean, or scalar tensors by name, "
         f"not {describe(loss)}; use reduction='mean'"
+    )
+
+
+def _counts_twice(losses: Mapping[str, Any]) -> str:
+    """Return a warning if one of several losses seems to be the total of the others."""
+    total = next((name for name in ("loss", "total_loss") if name in losses), "")
+    others = ", ".join(name for name in losses if name not in (total, "num_items"))
+    return (total and others) and (
+        f"{total!r} is returned beside {others}, and training minimises the sum of all. If {total!r} is the total, "
+        "return it alone, and log the others by get_event_storage().put_scalar(); if not, rename it"
     )
 
 

@@ -159,6 +159,8 @@ def find_batch_size(
     """
     if comm.get_world_size() > 1:
         raise ConfigError("find_batch_size: use one process; multiply the result by the number of ranks")
+    if cfg.DATALOADER.MAX_TOKENS:
+        raise ConfigError("find_batch_size: searches BATCH_SIZE, and DATALOADER.MAX_TOKENS decides the batches here")
     with preserve_rng():
         trial = _trial("find_batch_size", cfg, trainer)
         if trial._device_type() == "cpu":

@@ -68,6 +68,8 @@ def diverge(
         f"Metrics: the first difference is at iteration {last}: {found['metric']} is {found['run']!r} and "
         f"{found['replay']!r}"
     )
+    if configs[0].LOG.PERIOD != configs[1].LOG.PERIOD:
+        lines.append("  LOG.PERIOD differs: rows of equal runs differ, too")
     if replays and set(ranks) != {1}:
         lines.append(
             f"\nThe replays of diverge have one rank; compare the reports of: hookline replay RUN --iter {last}"

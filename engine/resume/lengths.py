@@ -72,7 +72,8 @@ def scale_config(cfg: CfgNode, num_workers: int) -> CfgNode:
     old = cfg.SOLVER.REFERENCE_WORLD_SIZE
     if old in (0, num_workers):
         return cfg
-    if cfg.DATALOADER.BATCH_SIZE % old:
+    size = "MAX_TOKENS" if cfg.DATALOADER.MAX_TOKENS else "BATCH_SIZE"
+    if size == "BATCH_SIZE" and cfg.DATALOADER.BATCH_SIZE % old:
         raise ConfigError(
             f"DATALOADER.BATCH_SIZE: {cfg.DATALOADER.BATCH_SIZE} is not a multiple of "
             f"SOLVER.REFERENCE_WORLD_SIZE, {old}"
@@ -88,7 +89,6 @@ def scale_config(cfg: CfgNode, num_workers: int) -> CfgNode:
         return round(duration.value / scale) if duration.unit == "it" else length
 
     solver = cfg.SOLVER
-    size = "MAX_TOKENS" if cfg.DATALOADER.MAX_TOKENS else "BATCH_SIZE"
     cfg.DATALOADER[size] = round(cfg.DATALOADER[size] * scale)
     solver.MAX_ITER = scaled(solver.MAX_ITER)
     for one in (solver, *solver.OPTIMIZERS.values()):  # a part has only the keys that it changes
@@ -103,10 +103,11 @@ def scale_config(cfg: CfgNode, num_workers: int) -> CfgNode:
     cfg.CHECKPOINT.BEST.PERIOD = scaled(cfg.CHECKPOINT.BEST.PERIOD)
     solver.REFERENCE_WORLD_SIZE = num_workers
     logger.info(
-        "Scaled from %d to %d processes: batch size %d, learning rate %g, %s iterations",
+        "Scaled from %d to %d processes: %s %d, learning rate %g, %s iterations",
         old,
         num_workers,
-        cfg.DATALOADER.BATCH_SIZE,
+        size,
+        cfg.DATALOADER[size],
         solver.BASE_LR,
         solver.MAX_ITER,
     )

@@ -148,7 +148,7 @@ def _check_ranges(cfg: CfgNode) -> None:
     if get_cfg().VERSION != cfg.VERSION:
         hint = " (detectron2's number: leave it out)" if cfg.VERSION == 2 else ""
         raise ConfigError(f"VERSION: this hookline reads version {get_cfg().VERSION}, not {cfg.VERSION}{hint}")
-    if cfg.SOLVER.ACCUMULATION_STEPS > cfg.DATALOADER.BATCH_SIZE:
+    if cfg.SOLVER.ACCUMULATION_STEPS > cfg.DATALOADER.BATCH_SIZE and not cfg.DATALOADER.MAX_TOKENS:
         raise ConfigError(
             f"SOLVER.ACCUMULATION_STEPS: a batch of {cfg.DATALOADER.BATCH_SIZE} samples (DATALOADER.BATCH_SIZE) cannot "
             f"be cut into {cfg.SOLVER.ACCUMULATION_STEPS} micro-batches"

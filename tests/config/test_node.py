@@ -112,7 +112,7 @@ def test_merging_another_config_copies(cfg):
 # ---------------------------------------------------------------- components
 
 
-def test_another_name_drops_the_old_arguments(cfg, write):
+def test_another_name_and_empty_arguments_drop_the_old_ones(cfg, write):
     cfg.merge_from_list(["LOADER.SAMPLER_TRAIN", "A", "LOADER.SAMPLER_ARGS.x", "1"])
     cfg.merge_from_list(["LOADER.SAMPLER_TRAIN", "A", "LOADER.SAMPLER_ARGS.y", "2"])
     assert cfg.LOADER.SAMPLER_ARGS == {"x": 1, "y": 2}
@@ -123,6 +123,8 @@ def test_another_name_drops_the_old_arguments(cfg, write):
     assert cfg.MODEL == {"NAME": "B", "ARGS": {"y": 2}}
     cfg.merge_from_other_cfg({"MODEL": {"ARGS": {"z": 3}}})
     assert cfg.MODEL.ARGS == {"y": 2, "z": 3}
+    cfg.merge_from_list(["MODEL.ARGS", "{}"])
+    assert cfg.MODEL.ARGS == {}
 
 
 def test_the_home_folder_is_expanded_wherever_a_value_begins_with_it(cfg, write, monkeypatch):

@@ -299,6 +299,17 @@ def test_a_config_changed_between_two_train_calls_is_refused_unless_its_loader_i
     assert trainer.train().iteration == 12
 
 
+@pytest.mark.parametrize(("key", "value", "trains"), [("SOLVER.BASE_LR", 0.03, False), ("TEST.EVAL_PERIOD", 7, True)])
+def test_a_change_of_the_trainers_own_config_is_refused_before_and_after_its_first_train(make, key, value, trains):
+    trainer = make()
+    if trains:
+        trainer.train()
+        trainer.max_iter = 40
+    trainer.cfg.merge_from_list([key, value])
+    with pytest.raises(ConfigError, match=f"^{key}: "):
+        trainer.train()
+
+
 # ---------------------------------------------------------------------------- resuming
 
 

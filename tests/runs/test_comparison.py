@@ -63,3 +63,7 @@ def test_groups_of_runs_that_differ_only_in_a_key_have_mean_and_deviation(tmp_pa
     assert table.text().split()[:6] == ["runs", "BASE_LR", "iterations", "test/accuracy", "deviation", "best"]
     with pytest.raises(ConfigError, match="'SEED'"):
         compare_runs(runs, group=["SED"])
+    rows = [{"iteration": 4, "test/accuracy": 0.85}, {"iteration": 9, "test/accuracy": float("nan")}]
+    make_run(tmp_path / "failed", rows, {"SEED": 4, "SOLVER": {"BASE_LR": 0.1}})
+    table = compare_runs(read_runs([str(tmp_path)]), ["*/accuracy"], group=["SEED"], sort="test/accuracy")
+    assert table.rows[0] == [4, 0.1, 10, None, None, 0.9]

@@ -26,7 +26,7 @@ class Comparison:
     Attributes:
         columns: titles: "run", the full keys of the config that differ, "iterations", and for each metric its name
             (the final value), ``"<name> best"`` and ``"<name> best at"`` (an iteration). Of groups: "runs", their
-            number; for each metric the mean of the final values, ``"<name> deviation"`` (of a sample, none for one
+            number; for each metric the mean of the final values, ``"<name> deviation"`` (of a sample, None for one
             run) and ``"<name> best"``, the best value of any of the runs.
         rows: the values, None where a run has none.
         keys: how many of the columns are keys.
@@ -68,10 +68,10 @@ def compare_runs(
     Args:
         runs: the runs.
         metrics: names or patterns. None: the metrics of evaluations (``<set>/<metric>``) and the loss.
-        sort: a metric: the best run comes first, by its best value. Empty: ``CHECKPOINT.BEST.METRIC`` if all runs have
-            the same one, else the given order.
+        sort: a metric: the best run comes first, by its best value, or the best group, by the mean of those. Empty:
+            ``CHECKPOINT.BEST.METRIC`` if all runs have the same one, else the given order.
         group: keys of the config, or patterns such as ``"DATASETS.*"``: runs that differ only in these make a row,
-            with mean and deviation.
+            with mean and deviation, unless one of them has no finite final value. A run without a config is alone.
 
     Raises:
         ConfigError: a pattern, ``sort`` or ``group`` matches nothing.
@@ -103,8 +103,11 @@ def compare_runs(
     rows = []
     groups: dict[str, list[Run]] = {}
     for run in runs if group else ():
-        groups.setdefault(repr([run.config.get(key) for key in different]), []).append(run)
-    for members in groups.values():
+        groups.setdefault(repr([run.config.get(key) for key in different] if run.config else run.name), []).append(run)
+    ordered = list(groups.values())
+    if sort:
+        ordered.sort(key=lambda members: np.mean([_final_and_best(run, sort, runs)[3] for run in members]))
+    for members in ordered:
         row = [len(members), *map(members[0].config.get, different), min(run.last_iteration for run in members) + 1]
         for name in names:
             row += _mean_and_best([_final_and_best(run, name, runs) for run in members])
@@ -133,9 +136,10 @@ def _final_and_best(run: Run, name: str, runs: Sequence[Run]) -> list[Any]:
 
 def _mean_and_best(values: Sequence[Sequence[Any]]) -> list[Any]:
     """Return mean and deviation of the final values of some runs, and the best of their best values."""
-    finals = [final for final, *_ in values if final is not None]
-    deviation = float(np.std(finals, ddof=1)) if len(finals) > 1 else None
-    return [float(np.mean(finals)) if finals else None, deviation, min(values, key=lambda value: value[3])[1]]
+    finals, best = [value[0] for value in values], min(values, key=lambda value: value[3])[1]
+    if None in finals:
+        return [None, None, best]
+    return [float(np.mean(finals)), float(np.std(finals, ddof=1)) if len(finals) > 1 else None, best]
 
 
 def _best_metric(run: Run) -> str:

@@ -185,3 +185,27 @@ def test_an_onnx_file_gives_the_models_outputs_for_batches_of_any_size(tmp_path)
     x = torch.randn(3, 8)
     [outputs] = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     torch.testing.assert_close(torch.from_numpy(outputs), model(x))
+
+
+class Scores(nn.Module):
+    """Returns (scores, loss), as nanoGPT does."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x, y=None):
+        scores = self.fc(x)
+        return scores, None if y is None else nn.functional.cross_entropy(scores, y)
+
+
+def test_a_program_of_a_model_that_computes_its_loss_takes_no_target(tmp_path):
+    cfg = get_cfg()
+    cfg.merge_from_file("synthetic/mlp.yaml")
+    cfg.merge_from_list(["MODEL.NAME", f"{__name__}:Scores", "MODEL.ARGS", {}, "MODEL.LOSS.NAME", ""])
+    torch.save(Scores().state_dict(), tmp_path / "scores.pth")
+    cfg.MODEL.WEIGHTS = str(tmp_path / "scores.pth")
+    export_program(cfg, tmp_path / "scores.pt2")
+    scores, loss = torch.export.load(tmp_path / "scores.pt2").module()(torch.zeros(3, 8))
+    assert scores.shape == (3, 4)
+    assert loss is None

@@ -289,3 +289,13 @@ def test_losses_include_the_number_of_items(count):
         losses.pop("num_items")
         assert not isinstance(output, dict) or "num_items" in output  # the model's dict does not change
     assert ModelAdapter(lambda out, y: (LOSS, count)).losses(Returns(0), (0, 0)) == {"loss": LOSS, "num_items": count}
+
+
+def test_a_loss_beside_others_is_summed_with_a_warning_and_refused_if_the_users_loss_returns_it(caplog):
+    terms = {"loss": LOSS, "ce": LOSS, "kl": LOSS}
+    adapter, net = ModelAdapter(), Returns(terms)
+    for _ in range(2):
+        assert adapter.losses(net, SCORES) == terms
+    assert caplog.text.count("'loss' is returned beside ce, kl") == 1
+    with pytest.raises(TypeError, match="'loss' is returned beside ce, kl"):
+        ModelAdapter(lambda output, target: terms).losses(nn.Identity(), (SCORES, SCORES))

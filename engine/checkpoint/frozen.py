@@ -1,0 +1,57 @@
+"""Frozen weights that a checkpoint left out: checked, and read again from where the run had them."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ...config import ConfigError
+from .state import plain_name
+from .weights import hash_weights
+
+__all__ = ["restore_frozen"]
+
+
+@torch.no_grad()
+def restore_frozen(checkpointer: Any, left_out: Mapping[str, Any]) -> None:
+    """Check the weights that a file left out against those of the model, and read them if they differ.
+
+    Args:
+        checkpointer: a Checkpointer that has loaded the file's other weights.
+        left_out: the file's entry of that name; ``given`` in it: where to look if the files that the weights were read
+            from have moved or changed.
+
+    Raises:
+        ConfigError: the model has other weights, and so have those files.
+    """
+    names, path = set(left_out["names"]), checkpointer.loaded_from
+
+    def own(frozen: bool) -> dict[str, torch.Tensor]:
+        weights = {plain_name(name): value for name, value in checkpointer.model.state_dict().items()}
+        return {name: value for name, value in weights.items() if (name in names) == frozen}
+
+    def same() -> bool:
+        return hash_weights(own(True)) == left_out["sha256"]
+
+    trained = copy.deepcopy(own(False))
+    reader, problem = copy.copy(checkpointer), ""
+    for sources in (left_out["sources"], left_out.get("given", ())):
+        try:
+            for source, weights_from in sources if not same() else ():
+                if source != path:
+                    reader.load(source, [], weights_from=weights_from)
+        except ConfigError as error:
+            problem = problem or f" ({error})"
+    for name, value in own(False).items():
+        if isinstance(value, torch.Tensor):
+            value.copy_(trained[name])
+    if not same():
+        read_from = " and ".join(source for source, _ in left_out["sources"]) or "the model as it was built"
+        raise ConfigError(
+            f"{path} has only the trained weights (CHECKPOINT.TRAINABLE_ONLY), and its {len(names)} frozen ones are "
+            f"not those of {read_from}{problem}: set MODEL.WEIGHTS to what the run began with"
+        )
+    checkpointer.logger.info("%d frozen weights are not in %s: checked by their digest", len(names), path)
+    for missing in (checkpointer.load_report.missing, checkpointer.missing_keys):
+        missing[:] = [name for name in missing if name not in names]
