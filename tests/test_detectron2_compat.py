@@ -10,11 +10,8 @@ from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
 from fvcore.common.checkpoint import PeriodicCheckpointer as FvcorePeriodicCheckpointer
 from torch import nn
 
-from hookline.config import CfgNode, configurable, get_cfg
-from hookline.engine import DefaultTrainer, HookBase, SimpleTrainer, TrainerBase, hooks
+from hookline.engine import HookBase, SimpleTrainer, TrainerBase, hooks
 from hookline.engine.checkpoint import Checkpointer, DetectionCheckpointer
-from hookline.engine.evaluation import DatasetEvaluator, DatasetEvaluators, print_csv_format
-from hookline.engine.modeling import META_ARCH_REGISTRY
 from hookline.hooks import CommonMetricPrinter, JSONWriter, get_event_storage, has_event_storage
 
 
@@ -27,18 +24,6 @@ class _CompatModel(nn.Module):
         if not self.training:
             return self.fc(x)
         return {"loss": (self.fc(x) - x).pow(2).sum()}
-
-
-@META_ARCH_REGISTRY.register()
-class _ConfigurableModel(_CompatModel):
-    @configurable
-    def __init__(self, *, base_lr):
-        super().__init__()
-        self.base_lr = base_lr
-
-    @classmethod
-    def from_config(cls, cfg):
-        return {"base_lr": cfg.SOLVER.BASE_LR}
 
 
 def endless():
@@ -180,69 +165,3 @@ def test_fvcores_own_periodic_checkpointer_steps_in_a_hook(tmp_path, checkpointe
     assert {"model_0000003.pth", "model_0000007.pth", "model_final.pth"} <= set(os.listdir(tmp_path))
     saved = torch.load(tmp_path / "model_final.pth", weights_only=True)
     assert saved["iteration"] == saved["trainer"]["iteration"] == 9
-
-
-# ---------------------------------------------------------------------------- the default trainer
-
-
-def test_a_project_registers_its_model_and_overrides_loader_evaluator_and_hooks(tmp_path):
-    class Distance(DatasetEvaluator):
-        def __init__(self, name):
-            self._name = name
-
-        def reset(self):
-            self._sum, self._count = 0.0, 0
-
-        def process(self, inputs, outputs):
-            self._sum += (outputs - inputs).abs().sum().item()
-            self._count += len(inputs)
-
-        def evaluate(self):
-            return {self._name: {"distance": self._sum / self._count}}
-
-    class LogRate(HookBase):
-        rates = ()
-
-        def after_step(self):
-            self.rates = (*self.rates, self.trainer.optimizer.param_groups[0]["lr"])
-
-    class Trainer(DefaultTrainer):
-        @classmethod
-        def build_train_loader(cls, cfg):
-            return endless()
-
-        @classmethod
-        def build_test_loader(cls, cfg, dataset_name):
-            return [torch.ones(2, 3), torch.zeros(2, 3)]
-
-        @classmethod
-        def build_evaluator(cls, cfg, dataset_name):
-            return DatasetEvaluators([Distance(dataset_name)])
-
-        def build_hooks(self):
-            ret = super().build_hooks()
-            ret.insert(-1, LogRate())
-            return ret
-
-    cfg = get_cfg()
-    cfg.MODEL.NAME = "_ConfigurableModel"
-    cfg.MODEL.DEVICE = "cpu"
-    cfg.OUTPUT_DIR = str(tmp_path)
-    cfg.SOLVER.MAX_ITER = 10
-    cfg.SOLVER.WARMUP_ITERS = 0
-    cfg.SOLVER.BASE_LR = 0.25
-    cfg.DATASETS.TEST = ("my_set",)
-    cfg.TEST.EVAL_PERIOD = 5
-    trainer = Trainer(cfg)
-    assert (trainer.model.base_lr, isinstance(trainer.cfg, CfgNode)) == (0.25, True)
-    trainer.resume_or_load(resume=False)
-    trainer.train()
-    assert trainer.iter == trainer.max_iter == trainer.scheduler.last_epoch == 10
-    assert trainer._trainer.model is trainer.model
-    rows = rows_in(tmp_path)
-    assert [row["iteration"] for row in rows if "my_set/distance" in row] == [4, 10]
-    (rate,) = [hook for hook in trainer._hooks if isinstance(hook, LogRate)]
-    assert len(rate.rates) == 10
-    results = Trainer.test(cfg, trainer.model)
-    assert results["my_set"]["distance"] == rows[-1]["my_set/distance"]
-    print_csv_format(results)
