@@ -25,16 +25,14 @@ def restore_frozen(checkpointer: Any, left_out: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: the model has other weights, and so have those files.
     """
-    names, path = set(left_out["names"]), checkpointer.loaded_from
-
-    def own(frozen: bool) -> dict[str, torch.Tensor]:
-        weights = {plain_name(name): value for name, value in checkpointer.model.state_dict().items()}
-        return {name: value for name, value in weights.items() if (name in names) == frozen}
+    names, path, model = set(left_out["names"]), checkpointer.loaded_from, checkpointer.model
 
     def same() -> bool:
-        return hash_weights(own(True)) == left_out["sha256"]
+        weights = {plain_name(name): value for name, value in model.state_dict().items()}
+        return hash_weights({name: value for name, value in weights.items() if name in names}) == left_out["sha256"]
 
-    trained = copy.deepcopy(own(False))
+    trained = {name: value for name, value in model.state_dict().items() if plain_name(name) not in names}
+    trained = copy.deepcopy(trained)  # files with the frozen weights may have these, too
     reader, problem = copy.copy(checkpointer), ""
     for sources in (left_out["sources"], left_out.get("given", ())):
         try:
@@ -43,9 +41,7 @@ def restore_frozen(checkpointer: Any, left_out: Mapping[str, Any]) -> None:
                     reader.load(source, [], weights_from=weights_from)
         except ConfigError as error:
             problem = problem or f" ({error})"
-    for name, value in own(False).items():
-        if isinstance(value, torch.Tensor):
-            value.copy_(trained[name])
+    model.load_state_dict(trained, strict=False)
     if not same():
         read_from = " and ".join(source for source, _ in left_out["sources"]) or "the model as it was built"
         raise ConfigError(
