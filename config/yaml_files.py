@@ -271,7 +271,7 @@ class Merge:
                 return self._unknown(full_key, value)
         section, is_free = _as_section(value), node.takes_anything(key)
         if section is not None and node.is_section(key):
-            if not section and node[key].is_new_allowed() and node[key]:  # ARGS: {}
+            if not section and key.endswith("ARGS") and node[key].is_new_allowed() and node[key]:
                 node[key].clear()
             return self.mapping(node[key], section, (*path, key))
         if node.is_frozen():

@@ -124,7 +124,6 @@ class DefaultTrainer(SimpleTrainer):
         # It sets the rate of the first step, and the hook LRScheduler those of the others.
         self.scheduler = combined(self.build_lr_scheduler(cfg, self.optimizer), SchedulerList)
         self._record = {"config": cfg.dump(), "built": changes.hyperparameters(self.optimizer)}
-        self._left = changes.LeftByTrain(self)
         left_out = {"optimizer": self.optimizer} if cfg.CHECKPOINT.TRAINABLE_ONLY else {}
         self.checkpointer = checkpointer_for(
             model,
@@ -137,6 +136,7 @@ class DefaultTrainer(SimpleTrainer):
         self.start_iter = 0
         self.max_iter = cfg.SOLVER.MAX_ITER
         self.register_hooks(self.build_hooks())
+        self._left = changes.LeftByTrain(self)
         self._start.create_folder()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

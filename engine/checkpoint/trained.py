@@ -17,6 +17,8 @@ __all__ = ["TrainedCheckpointer"]
 Source = tuple[str, str]
 """A file that weights were read from, and which of its weights: see ``weights_from`` of :meth:`Checkpointer.load`."""
 
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}  # by bytes
+
 
 class TrainedCheckpointer(Checkpointer):
     """Leaves frozen parameters out of its files, for ``CHECKPOINT.TRAINABLE_ONLY``.
@@ -27,18 +29,20 @@ class TrainedCheckpointer(Checkpointer):
 
     Args:
         model, save_dir, **options: as for :class:`Checkpointer`.
-        optimizer: the optimizer.
+        optimizer: the optimizer. None: nothing is left out; for loading.
     """
 
-    def __init__(self, model: nn.Module, save_dir: str = "", *, optimizer: Any, **options: Any) -> None:
+    def __init__(self, model: nn.Module, save_dir: str = "", *, optimizer: Any = None, **options: Any) -> None:
         super().__init__(model, save_dir, **options)
-        trained = {id(p) for one in optimizers_of(optimizer) for group in one.param_groups for p in group["params"]}
+        optimizers = [] if optimizer is None else optimizers_of(optimizer)
+        trained = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+        saved = self.model.state_dict().keys()
         self._frozen = {
             plain_name(name): parameter
             for name, parameter in self.model.named_parameters(remove_duplicate=False)
-            if not parameter.requires_grad and id(parameter) not in trained
+            if optimizers and not parameter.requires_grad and id(parameter) not in trained and name in saved
         }
-        if not self._frozen:
+        if optimizers and not self._frozen:
             raise ConfigError("CHECKPOINT.TRAINABLE_ONLY: the model has no frozen parameter; set it to False")
         self._sources: list[Source] = []  # of the frozen weights, in the order they were read
         self._given: list[Source] = []  # MODEL.WEIGHTS
@@ -52,16 +56,28 @@ class TrainedCheckpointer(Checkpointer):
         return super().resume_or_load(path, weights_from=weights_from, **options)
 
     def load(self, path: str, *args: Any, weights_from: str = "model", **options: Any) -> dict[str, Any]:
-        """As :meth:`Checkpointer.load`."""
+        """As :meth:`Checkpointer.load`.
+
+        Raises:
+            ConfigError: also if frozen weights are those of a file in ``save_dir``, which this run may replace.
+        """
         self._left_out = {}
         rest = super().load(path, *args, weights_from=weights_from, **options)
+        if not path:
+            return rest
         before, self._sums, self._digest = self._sums, self._sums_now(), ""
         changed = self._sums != before
         if self._left_out:
             self._sources = [(source, weights) for source, weights in self._left_out["sources"]]
             changed = not self._frozen.keys() <= set(self._left_out["names"])  # it has some that are trained there
         if changed:
-            self._sources = [*self._sources, (path if "://" in path else os.path.abspath(path), weights_from)]
+            source = path if "://" in path else os.path.realpath(self.fetch(path)) + path[len(path.partition("?")[0]) :]
+            if self.save_dir and os.path.dirname(source) == os.path.realpath(self.save_dir):
+                raise ConfigError(
+                    f"CHECKPOINT.TRAINABLE_ONLY: the frozen weights are in {path} alone, and later checkpoints of this "
+                    "folder may replace it: set the key to False, or set another OUTPUT_DIR and MODEL.WEIGHTS"
+                )
+            self._sources = [*self._sources, (source, weights_from)]
         return rest
 
     def _load_model(self, checkpoint: Any) -> Any:
@@ -70,11 +86,14 @@ class TrainedCheckpointer(Checkpointer):
         return super()._load_model(checkpoint)
 
     def _sums_now(self) -> list[int]:
-        """A sum of each frozen weight's bytes, which takes far less time than a digest. Hooks may write to ``data``."""
-        parts = [one.detach().contiguous().reshape(-1).view(torch.uint8) for one in self._frozen.values()]
-        return [int(part.sum(dtype=torch.int64)) for part in parts]
+        """A sum of each frozen weight's bits, far quicker on a GPU than a digest. Hooks may write to ``data``."""
+        parts = [one.detach().contiguous().reshape(-1) for one in self._frozen.values()]
+        return [int(part.view(_INTEGERS[part.element_size()]).sum(dtype=torch.int64)) for part in parts]
 
     def _contents(self, further: dict[str, Any]) -> dict[str, Any]:
+        contents = super()._contents(further)
+        if not self._frozen:
+            return contents
         for name, before, now in zip(self._frozen, self._sums, self._sums_now(), strict=True):
             if before != now:
                 raise ConfigError(
@@ -82,9 +101,8 @@ class TrainedCheckpointer(Checkpointer):
                     "a resume could not restore it; set the key to False"
                 )
         self._digest = self._digest or hash_weights(self._frozen)
-        contents = super()._contents(further)
-        hooks = contents.get("trainer", {}).get("hooks", {}).values()
-        averages = [(state, "averaged_model") for state in hooks if "averaged_model" in state]
+        states = [one for one in contents.get("trainer", {}).get("hooks", {}).values() if isinstance(one, dict)]
+        averages = [(state, "averaged_model") for state in states if "averaged_model" in state]
         for holder, key in [(contents, "model"), *averages]:
             holder[key] = {name: value for name, value in holder[key].items() if name not in self._frozen}
         contents["left_out"] = {"names": list(self._frozen), "sha256": self._digest, "sources": self._sources}

@@ -131,7 +131,7 @@ class TokenBatchSampler(GlobalBatchSampler):
 
     def __init__(self, lengths: Any, max_tokens: int, **options: Any) -> None:
         try:
-            self._lengths = torch.as_tensor(lengths).long()
+            self._lengths = torch.as_tensor(lengths, dtype=torch.float64).ceil().long()
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(f"DATALOADER.MAX_TOKENS: the lengths of the samples must be numbers: {error}") from error
         self._sizes = list[int]()

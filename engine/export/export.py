@@ -26,6 +26,7 @@ from ..checkpoint.weights import choose_weights, find_checkpoint, read_checkpoin
 from ..data import build_test_loader, build_train_loader
 from ..data.loader import move_to_device
 from ..modeling import ModelAdapter, build_adapter, build_model, resolve_device
+from ..modeling.adapters import TARGET_NAMES
 from .inspection import part_of
 from .predictor import load_weights
 
@@ -266,16 +267,24 @@ def _example(cfg: CfgNode, model: nn.Module) -> tuple[tuple[Any, ...], dict[str,
         raise ConfigError(
             f"{cfg.MODEL.NAME} calls its forward() {len(calls)} times for a batch; torch.export needs exactly one call"
         )
-    return calls[0] if adapter.loss is not None else _without_target(model, adapter, batch, *calls[0])
+    return calls[0] if adapter.loss is not None else _without_target(model, adapter, *calls[0])
 
 
-def _without_target(model: nn.Module, adapter: ModelAdapter, batch: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
+def _without_target(model: nn.Module, adapter: ModelAdapter, args: Any, kwargs: Any, outputs: Any) -> Any:
     """Leave out the target, which a model that computes its own loss receives, if the model works without it."""
+    targets = {adapter.target} if adapter.target else set(TARGET_NAMES)
+    positions: list[Any] = []
+    named = {name: value for name, value in kwargs.items() if name not in targets}
+    left_out = len(named) < len(kwargs)
+    for name, value in zip(inspect.signature(model.forward).parameters, args, strict=False):
+        if name in targets:
+            left_out = True
+        elif left_out:
+            named[name] = value
+        else:
+            positions.append(value)
     with suppress(Exception), torch.no_grad():  # a model can raise any error
-        target = adapter.targets(batch)
-        inputs = tuple(arg for arg in args if arg is not target)
-        named = {name: arg for name, arg in kwargs.items() if arg is not target}
-        return inputs, named, model(*inputs, **named)
+        return (tuple(positions), named, model(*positions, **named)) if left_out else (args, kwargs, outputs)
     return args, kwargs, outputs
 
 

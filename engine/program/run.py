@@ -84,7 +84,7 @@ def _kind(trainer: type[DefaultTrainer], args: argparse.Namespace) -> type[Defau
 def inference_trainer(trainer: type[DefaultTrainer]) -> type[DefaultTrainer]:
     """Return a subclass that evaluates and predicts, with the hooks of a run. It has no training data."""
 
-    class Look(trainer):  # type: ignore[misc, valid-type]
+    class InferenceTrainer(trainer):  # type: ignore[misc, valid-type]
         @classmethod
         def build_train_loader(cls, cfg: CfgNode) -> NoTrainData:
             return NoTrainData()
@@ -93,7 +93,7 @@ def inference_trainer(trainer: type[DefaultTrainer]) -> type[DefaultTrainer]:
         def build_lr_scheduler(cls, cfg: CfgNode, optimizer: Any) -> list[Any]:
             return [torch.optim.lr_scheduler.LambdaLR(one, lambda _: 1.0) for one in optimizers_of(optimizer)]
 
-    return Look
+    return InferenceTrainer
 
 
 def _with_all_options(args: argparse.Namespace) -> argparse.Namespace:

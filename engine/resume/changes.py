@@ -61,9 +61,11 @@ _IMPLEMENTATION = ("fused", "foreach", "capturable", "differentiable")
 _IGNORED = ("OUTPUT_DIR", "MODEL.WEIGHTS", "MODEL.WEIGHTS_FROM", "MODEL.WEIGHTS_STRICT", "VERSION")
 # Keys that are read when the trainer is built.
 _BUILT = (
-    *("SOLVER.", "MODEL.", "DATASETS.TRAIN", "DATALOADER.", "PARALLEL.", "SEED", "OUTPUT_DIR", "HOOKS", "LOG."),
-    *("CHECKPOINT.", "TEST.EVAL_PERIOD", "TEST.EVAL_ON_START", "TEST.PRECISE_BN."),
+    *("SOLVER.", "MODEL.", "DATASETS.TRAIN", "DATALOADER.", "PARALLEL.", "SEED", "HOOKS", "LOG.", "CHECKPOINT."),
+    *("TEST.EVAL_PERIOD", "TEST.EVAL_ON_START", "TEST.PRECISE_BN."),
 )
+# Of these, some are read when they are used.
+_USED_LATER = ("MODEL.WEIGHTS", "DATALOADER.TEST_", "DATALOADER.LIMIT_TEST_")
 
 # ---------------------------------------------------------------------------- another config
 
@@ -304,7 +306,7 @@ def check_changes_by_hand(trainer: Any) -> None:
         return
     for before, now in zip(left.texts, _texts(trainer), strict=False):
         changes = CfgNode.load_cfg(now).diff(CfgNode.load_cfg(before)) if now != before else {}
-        keys = ", ".join(key for key in changes if key.startswith(_BUILT))
+        keys = ", ".join(key for key in changes if key.startswith(_BUILT) and not key.startswith(_USED_LATER))
         if keys:
             raise ConfigError(
                 f"{keys}: was changed after this trainer was built with the former value, or after its last train(). "

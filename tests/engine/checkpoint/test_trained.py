@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from run_tools import run_tool
 from torch import nn
 
 from hookline import Trainer
@@ -117,3 +118,25 @@ def test_frozen_weights_that_a_hook_loads_are_loaded_again_at_a_resume(tmp_path)
     resumed = run(tmp_path / "run", 8)
     assert torch.equal(resumed["body.weight"], Net(9).body.weight)
     assert torch.equal(resumed["body.bias"], Net().body.bias)
+
+
+class Adapted(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(8, 16).requires_grad_(False), nn.ReLU(), nn.Linear(16, 4))
+
+
+def test_a_run_is_evaluated_by_the_command_and_a_whole_checkpoint_of_its_own_folder_is_not_its_base(tmp_path, capfd):
+    def tool(*arguments):
+        return run_tool("train_net.py", [*common, *arguments], capfd)
+
+    torch.save(Adapted().state_dict(), tmp_path / "base.pth")
+    common = ["--config-file", "synthetic/mlp.yaml", "MODEL.NAME", f"{__name__}:Adapted", "MODEL.ARGS", "{}"]
+    common += ["OUTPUT_DIR", str(tmp_path / "run"), "SOLVER.MAX_ITER", "6", "CHECKPOINT.TRAINABLE_ONLY", "True"]
+    assert tool("MODEL.WEIGHTS", str(tmp_path / "base.pth"))[0] == 0
+    assert tool("MODEL.WEIGHTS", str(tmp_path / "run"), "--eval-only")[0] == 0
+    whole = ["OUTPUT_DIR", str(tmp_path / "whole"), "MODEL.WEIGHTS", str(tmp_path / "base.pth")]
+    assert tool(*whole, "CHECKPOINT.TRAINABLE_ONLY", "False")[0] == 0
+    before = (tmp_path / "whole/model_final.pth").read_bytes()
+    code, _, error = tool(*whole, "SOLVER.MAX_ITER", "9", "--resume")
+    assert (code, "TRAINABLE_ONLY" in error) == (2, True)
+    assert (tmp_path / "whole/model_final.pth").read_bytes() == before
