@@ -144,11 +144,9 @@ class SimpleTrainer(TrainerBase):
     # ------------------------------------------------------------------ the step
 
     def run_step(self) -> None:
-        """Read a batch, compute its losses and gradients, and update the weights.
-
-        Losses and gradients are checked before the update, which is not made if one of them is NaN or infinite.
-        :meth:`_write_metrics` puts the losses, their sum and the time of :meth:`fetch` into the storage.
-        """
+        """Read a batch, compute its losses and gradients, and update the weights if all of them are finite."""
+        if not self.model.training:
+            raise AssertionError("[SimpleTrainer] model was changed to eval mode! Call model.train() before the step")
         start = time.perf_counter()
         batch = self.fetch()
         data_time = time.perf_counter() - start

@@ -51,7 +51,7 @@ class HookCaller:
 
         Raises:
             TypeError: one is not a HookBase.
-            HookOrderError: the order violates a hook's ``after`` or ``before``; the message shows a valid order.
+            HookOrderError: the order violates a hook's ``after`` or ``before``; the message names both.
         """
         new = [hook for hook in hooks if hook is not None]
         for hook in new:

@@ -165,3 +165,46 @@ def test_fvcores_own_periodic_checkpointer_steps_in_a_hook(tmp_path, checkpointe
     assert {"model_0000003.pth", "model_0000007.pth", "model_final.pth"} <= set(os.listdir(tmp_path))
     saved = torch.load(tmp_path / "model_final.pth", weights_only=True)
     assert saved["iteration"] == saved["trainer"]["iteration"] == 9
+
+
+# ---------------------------------------------------------------------------- subclasses that do without super()
+
+
+def test_a_writer_hook_with_its_own_schedule_keeps_all_rows(tmp_path):
+    class Writes(hooks.PeriodicWriter):
+        def after_step(self):
+            if (self.trainer.iter + 1) % 5 == 0:
+                for writer in self._writers:
+                    writer.write()
+
+    for start in (0, 10):
+        trainer = simple_trainer()
+        trainer.register_hooks([Writes([JSONWriter(str(tmp_path / "metrics.json"))])])
+        trainer.train(start, start + 10)
+    assert [row["iteration"] for row in rows_in(tmp_path)] == [4, 9, 14, 19]
+
+
+def test_checkpoint_hooks_and_checkpointers_with_methods_of_their_own_save_the_end(tmp_path):
+    class Upload(hooks.PeriodicCheckpointer):
+        def after_train(self):
+            pass
+
+    class Plain(DetectionCheckpointer):
+        def save(self, name, **kwargs):
+            torch.save({"model": self.model.state_dict(), **kwargs}, f"{self.save_dir}/{name}.pth")
+
+    for kind, checkpointer in ((Upload, DetectionCheckpointer), (hooks.PeriodicCheckpointer, Plain)):
+        folder = tmp_path / kind.__name__
+        folder.mkdir()
+        trainer = simple_trainer()
+        trainer.register_hooks([kind(checkpointer(trainer.model, str(folder)), 4)])
+        trainer.train(0, 10)
+        assert {"model_0000003.pth", "model_0000007.pth", "model_final.pth"} <= set(os.listdir(folder))
+
+
+def test_a_model_left_in_eval_mode_is_an_error():
+    trainer = simple_trainer()
+    trainer.register_hooks([hooks.CallbackHook(after_step=lambda trainer: trainer.model.eval() and None)])
+    with pytest.raises(AssertionError, match="eval mode"):
+        trainer.train(0, 3)
+    assert trainer.iter == 1

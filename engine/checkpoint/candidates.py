@@ -52,7 +52,7 @@ def _find_resumable(checkpointer: Any) -> str:
             logger.warning("Restored %s: a run was killed while it replaced it", name)
     tagged, last = checkpointer.has_checkpoint(), checkpointer.get_checkpoint_file()
     # Without last_checkpoint, a file of weights only may be from elsewhere.
-    needed = checkpointer.checkpointables.keys() or ({"iteration"} if not tagged else set())
+    needed = checkpointer.checkpointables.keys() & {"trainer"} or ({"iteration"} if not tagged else set())
     files: list[str] = []
     with suppress(OSError):  # there is no folder
         files = checkpointer.get_all_checkpoint_files()

@@ -215,7 +215,9 @@ class Checkpointer(FvcoreCheckpointer):
                 different = "\n".join(self.load_report.differences())
                 raise ConfigError(f"{path} does not fit the model exactly, as strict loading requires:\n{different}")
         for name in self.checkpointables if checkpointables is None else checkpointables:
-            if name in checkpoint:
+            if name not in checkpoint:
+                self.logger.warning("%s holds no %r: it stays as it is", path, name)
+            else:
                 self.logger.debug("Loading %s from %s", name, path)
                 with loading(f"{path}: the state of '{name}' in it"):
                     self.checkpointables[name].load_state_dict(checkpoint.pop(name))

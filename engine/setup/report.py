@@ -12,6 +12,7 @@ import torch
 from ...config import MISSING, CfgNode, ConfigError, component, get_cfg, name_of
 from ...config.files.atomic import shown_path
 from ...hooks.common import unwrap_model
+from ...hooks.control.interruption import is_session
 from ...hooks.hook_list import hook_name
 from .. import comm
 from ..evaluation import format_results
@@ -123,6 +124,8 @@ def _next_steps(trainer: Any, result: TrainResult) -> str:
     cfg, args, longer = trainer.cfg, trainer._start.args, 2 * max(trainer.max_iter, result.iteration)
     ended, is_command = not result.exit_code, hasattr(args, "opts")
     on = "the same command with --resume" if is_command else "trainer.train()"
+    if not (ended or is_command or is_session()):  # the process ends
+        on = "the same script with trainer.train(resume=True), or after trainer.resume_or_load(resume=True)"
     if ended:
         on = f"{on} SOLVER.MAX_ITER {longer}" if is_command else f"trainer.max_iter = {longer}; {on}"
     files = [_path(cfg, name) for name in ("model_best.pth", "model_final.pth")]

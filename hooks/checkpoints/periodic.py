@@ -2,6 +2,7 @@
 
 import logging
 import os
+from inspect import signature
 from typing import Any
 
 from ...config import ConfigError, Duration
@@ -72,6 +73,14 @@ class PeriodicCheckpointer(HookBase):
             self.trainer.request_save(everywhere=True, due=True)
 
     def after_train(self) -> None:
+        self._end()
+
+    def before_write(self) -> None:
+        if self.trainer.iter > self.trainer.finished_iter and not self._ending:  # a subclass's own after_train
+            self._end()
+
+    def _end(self) -> None:
+        """Ask for the last checkpoint."""
         trainer = self.trainer
         self._ending = True
         self._interrupted = trainer.interrupted  # an error after this does not change the checkpoint's name
@@ -153,7 +162,13 @@ class PeriodicCheckpointer(HookBase):
             if trainer is not None:
                 trainer.emit("after_save", path)
 
-        self.checkpointer.save(name, then=saved, outdated=outdated, **kwargs)
+        if "then" in signature(self.checkpointer.save).parameters:
+            self.checkpointer.save(name, then=saved, outdated=outdated, **kwargs)
+            return
+        self.checkpointer.save(name, **kwargs)  # a subclass written for fvcore has its own
+        saved(None)
+        for old in outdated:
+            self.checkpointer.remove(old)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.checkpointer.save_dir, f"{name}.pth")
@@ -204,8 +219,9 @@ class RollingCheckpointer(PeriodicCheckpointer):
         if trainer.due_only and due == [self]:
             self._save_periodic(trainer.finished_iter)
 
-    def after_train(self) -> None:
+    def _end(self) -> None:
         """Do nothing: the PeriodicCheckpointer saves the end."""
+        self._ending = True
 
 
 @HOOK_REGISTRY.register()

@@ -81,6 +81,8 @@ class PeriodicWriter(HookBase):
             self.load_state_dict(self._state)
         self._ending, self._waiting = False, True
         self._seen, self._due_at = self.trainer.storage.loaded, -1
+        if type(self).after_step is not PeriodicWriter.after_step:  # it may write by itself
+            self._open()
 
     def _open(self) -> None:
         """Begin to write after the first step: an error before changes no file."""
