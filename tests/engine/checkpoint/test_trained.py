@@ -87,7 +87,7 @@ def test_a_frozen_weight_that_a_hook_changes_cannot_be_left_out(tmp_path):
 
 def averaged(path):
     """A run that evaluated an average of the weights that are frozen later."""
-    run(path, 5, seed=9, only=False, hooks=[EMA(decay=0.9)])
+    run(path, 5, only=False, hooks=[EMA(decay=0.9)], model=lambda seed: Net(9).requires_grad_(True))
 
 
 def wrapped(path):
