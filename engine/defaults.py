@@ -77,18 +77,16 @@ class DefaultTrainer(SimpleTrainer):
     _record: dict[str, Any] = {}  # what a checkpoint says of the config; empty if the config does not decide
     _epoch_offset = 0  # see epoch_offset()
     _start: start.RunStart | None = None
-    _watched: Callable[[], CfgNode | None] = staticmethod(lambda: None)  # the config that the trainer was made with
     _saved_run: Mapping[str, Any] = {}  # the "run" entry of the loaded checkpoint
     _resume: bool | None = None
     _last_eval_results: Mapping[str, Any] = {}
     _result: TrainResult | None = None  # of the last train()
-    _left: changes.LeftByTrain | None = None  # what the constructor, a resume or the last train() has left
+    _rng_at_end: dict[str, Any] | None = None  # the random states after the last train()
     _length_key = "SOLVER.MAX_ITER"  # where users set the length of a run
     _trainer = InnerTrainer()
     replay_command = replay_command
 
     def __init__(self, cfg: CfgNode) -> None:
-        self._watched = weakref.ref(cfg)
         cfg, self._start = start.prepared_start(cfg, overridden_builders(type(self), DefaultTrainer))
         device, strategy = resolve_device(cfg.MODEL.DEVICE), build_strategy(cfg)
         comm.set_data_ranks(strategy.data_rank, strategy.data_size)
@@ -103,6 +101,7 @@ class DefaultTrainer(SimpleTrainer):
         iters_per_epoch = cfg.DATALOADER.ITERS_PER_EPOCH or lengths.loader_length(data_loader)
         cfg = lengths.resolve_lengths(cfg, iters_per_epoch)
         self.cfg: Config = cfg
+        self._resolved = cfg.clone()  # what the parts are built with; scripts change cfg, or set their own
         super().__init__(
             model,
             data_loader,
@@ -136,7 +135,6 @@ class DefaultTrainer(SimpleTrainer):
         self.start_iter = 0
         self.max_iter = cfg.SOLVER.MAX_ITER
         self.register_hooks(self.build_hooks())
-        self._left = changes.LeftByTrain(self)
         self._start.create_folder()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -165,7 +163,7 @@ class DefaultTrainer(SimpleTrainer):
             self.start_iter = self.finished_iter + 1
             if self._saved_run:
                 changes.apply_changes(self, self._saved_run)
-            self._left = changes.LeftByTrain(self)
+            self._rng_at_end = None
             self.emit("after_load", checkpointer.resumed_from)
             if self.start_iter > self.max_iter:
                 key, last = self._length_key, self.max_iter
@@ -213,7 +211,6 @@ class DefaultTrainer(SimpleTrainer):
         if self._start is None:  # a subclass that does not call __init__
             self._start = start.take_start(self.cfg)
         if trains:
-            changes.check_changes_by_hand(self)
             own_test = "test" in overridden_builders(type(self), DefaultTrainer)
             testing.sanity_check(self, own_test)  # before an earlier run is moved away
         if self._start is None:
@@ -234,12 +231,7 @@ class DefaultTrainer(SimpleTrainer):
         try:
             super()._end_run()
         finally:
-            self._left = changes.LeftByTrain(self, capture_rng())
-
-    def reset_data_loader(self, data_loader_builder: Callable[[], Any]) -> None:
-        super().reset_data_loader(data_loader_builder)
-        if self._left is not None:  # the loader may be that of a changed config
-            self._left.note_configs(self)
+            self._rng_at_end = capture_rng()
 
     def _fail(self, error: BaseException) -> None:
         name_replay(self, error)
@@ -400,7 +392,7 @@ class DefaultTrainer(SimpleTrainer):
             return super().load_state_dict(state_dict)
         self._saved_run = {} if not self._record else state_dict.get("run", {})
         self._last_eval_results = self._saved_run.get("results", {})
-        self._result, self._left = None, None
+        self._result, self._rng_at_end = None, None
         if self._saved_run:
             changes.check_changes(self, self._saved_run)
         super().load_state_dict(state_dict)

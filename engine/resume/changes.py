@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ... import hooks
 from ...config import CfgNode, ConfigError
@@ -36,11 +35,9 @@ from .lengths import (
 )
 
 __all__ = [
-    "LeftByTrain",
     "apply_changes",
     "changes_since",
     "check_changes",
-    "check_changes_by_hand",
     "continue_training",
     "continue_without_state",
     "evaluate_best",
@@ -59,13 +56,6 @@ logger = logging.getLogger(__name__)
 _IMPLEMENTATION = ("fused", "foreach", "capturable", "differentiable")
 # These do not affect what is computed.
 _IGNORED = ("OUTPUT_DIR", "MODEL.WEIGHTS", "MODEL.WEIGHTS_FROM", "MODEL.WEIGHTS_STRICT", "VERSION")
-# Keys that are read when the trainer is built.
-_BUILT = (
-    *("SOLVER.", "MODEL.", "DATASETS.TRAIN", "DATALOADER.", "PARALLEL.", "SEED", "HOOKS", "LOG.", "CHECKPOINT."),
-    *("TEST.EVAL_PERIOD", "TEST.EVAL_ON_START", "TEST.PRECISE_BN."),
-)
-# Of these, some are read when they are used.
-_USED_LATER = ("MODEL.WEIGHTS", "DATALOADER.TEST_", "DATALOADER.LIMIT_TEST_")
 
 # ---------------------------------------------------------------------------- another config
 
@@ -140,7 +130,7 @@ def check_changes(trainer: Any, run: Mapping[str, Any]) -> None:
     before, now = saved.get("groups", present["groups"]), present["groups"]
     differences = report.differences()
     tokens = CfgNode.load_cfg(run["config"]).get("DATALOADER", {}).get("MAX_TOKENS", 0) if "config" in run else 0
-    if tokens != trainer.cfg.DATALOADER.MAX_TOKENS:
+    if tokens != trainer._resolved.DATALOADER.MAX_TOKENS:
         problem = f"DATALOADER.MAX_TOKENS: {path} counts its position in batches of {tokens} tokens"
     elif differences:
         problem = f"MODEL: the weights in {path} do not fit MODEL.NAME and MODEL.ARGS"
@@ -172,7 +162,7 @@ def apply_changes(trainer: Any, saved: Mapping[str, Any]) -> None:
         saved: the "run" entry of the checkpoint.
     """
     _count_epochs(trainer, saved)
-    changes = changes_since(saved["config"], trainer.cfg)
+    changes = changes_since(saved["config"], trainer._resolved)
     for key, (before, now) in changes.items():
         logger.warning("Resuming with %s = %r instead of %r", printable(key), now, before)
     for name, now in _sizes(trainer).items():
@@ -188,7 +178,7 @@ def apply_changes(trainer: Any, saved: Mapping[str, Any]) -> None:
         if isinstance(one, LRMultiplier):
             one.base_lrs = [group["initial_lr"] for group in one.optimizer.param_groups]
             one.step(one.last_epoch)
-    check_kept_schedules(trainer, CfgNode.load_cfg(saved["config"]).SOLVER, trainer.cfg.SOLVER)
+    check_kept_schedules(trainer, CfgNode.load_cfg(saved["config"]).SOLVER, trainer._resolved.SOLVER)
 
 
 def _count_epochs(trainer: Any, saved: Mapping[str, Any]) -> None:
@@ -205,7 +195,7 @@ def use_saved_seed(trainer: Any) -> None:
     """Use the saved run's seed if one was drawn before the trainer knew that it resumes."""
     seed = trainer._start.take_saved_seed() if trainer._start is not None else -1
     if seed >= 0:
-        cfg, trainer.given = trainer.cfg.clone(), trainer.given.clone()
+        cfg, trainer.given = trainer._resolved.clone(), trainer.given.clone()
         set_seed(cfg, seed)
         set_seed(trainer.given, seed)
         set_config(trainer, cfg)
@@ -270,60 +260,6 @@ def evaluate_best(trainer: Any, result: TrainResult) -> None:
 # ---------------------------------------------------------------------------- a second train()
 
 
-class LeftByTrain:
-    """What a constructor, a resume or a ``train()`` has left, which a second ``train()`` continues with.
-
-    Args:
-        trainer: a DefaultTrainer. Its learning rates are compared with those at the next ``train()``.
-        rng: after a ``train()``, the states of the random generators. Then the config that the trainer was made with is
-            compared, too; before, a script may change it for another trainer.
-    """
-
-    def __init__(self, trainer: Any, rng: dict[str, Any] | None = None) -> None:
-        self.rates = [float(group.get("lr", 0.0)) for group in trainer.optimizer.param_groups]
-        self.rng = rng
-        self.texts: list[str] = []
-        self.note_configs(trainer)
-
-    def note_configs(self, trainer: Any) -> None:
-        """Keep the present configs for the comparison."""
-        self.texts = _texts(trainer)[: 1 if self.rng is None else 2]
-
-
-def _texts(trainer: Any) -> list[str]:
-    """Return the trainer's config and the one it was made with, as YAML."""
-    return [cfg.dump() for cfg in (trainer.cfg, trainer._watched()) if cfg is not None] if trainer._record else []
-
-
-def check_changes_by_hand(trainer: Any) -> None:
-    """Check that neither a config nor a learning rate was set by hand since the last ``train()``, or the constructor.
-
-    Raises:
-        ConfigError: one was. It would have no effect.
-    """
-    left: LeftByTrain | None = trainer._left
-    if left is None:  # a subclass that does not call __init__
-        return
-    for before, now in zip(left.texts, _texts(trainer), strict=False):
-        changes = CfgNode.load_cfg(now).diff(CfgNode.load_cfg(before)) if now != before else {}
-        keys = ", ".join(key for key in changes if key.startswith(_BUILT) and not key.startswith(_USED_LATER))
-        if keys:
-            raise ConfigError(
-                f"{keys}: was changed after this trainer was built with the former value, or after its last train(). "
-                "Change it back; to train with it, make a new trainer (and resume). For the length, set "
-                "trainer.max_iter"
-            )
-    schedules = [one for one in schedulers_of(trainer.scheduler) if not isinstance(one, ReduceLROnPlateau)]
-    scheduled = {id(group) for one in schedules for group in getattr(one, "optimizer", trainer.optimizer).param_groups}
-    for group, rate in zip(trainer.optimizer.param_groups, left.rates, strict=False):
-        if id(group) in scheduled and float(group["lr"]) != rate:
-            raise ConfigError(
-                f"optimizer.param_groups: the learning rate was set to {group['lr']:g}, but the schedule sets it in "
-                f"each step (now {rate:g}). Set it back; for another rate, make a new trainer with that SOLVER.BASE_LR "
-                "(Trainer: lr), and resume"
-            )
-
-
 def continue_training(trainer: Any) -> None:
     """Have a ``train()`` after another one continue from its end, and use a new ``max_iter``.
 
@@ -336,10 +272,10 @@ def continue_training(trainer: Any) -> None:
                 f"CHECKPOINT.LOAD_BEST_AT_END: the model has the weights of iteration {hook.loaded_iter}, and "
                 "training cannot continue with them. Make a new trainer, and call resume_or_load(resume=True)"
             )
-    if trainer._left is not None and trainer._left.rng is not None:
+    if trainer._rng_at_end is not None:
         trainer.start_iter = trainer.finished_iter + 1
-        trainer._pending_rng = trainer._left.rng
-    if trainer._record and trainer.max_iter != trainer.cfg.SOLVER.MAX_ITER:
+        trainer._pending_rng = trainer._rng_at_end
+    if trainer._record and trainer.max_iter != trainer._resolved.SOLVER.MAX_ITER:
         apply_max_iter(trainer)
 
 

@@ -155,9 +155,10 @@ def apply_max_iter(trainer: Any) -> None:
 
 
 def set_config(trainer: Any, cfg: CfgNode) -> None:
-    """Give a DefaultTrainer another config, which its checkpoints then hold."""
-    trainer.cfg = cfg
-    trainer._record["config"] = cfg.dump()
+    """Give a DefaultTrainer a config with another SOLVER or SEED, which its checkpoints then hold."""
+    trainer._resolved, trainer._record["config"] = cfg, cfg.dump()
+    trainer.cfg = trainer.cfg.thawed()  # a copy: a subclass may have set its own config
+    trainer.cfg.SOLVER, trainer.cfg.SEED = cfg.SOLVER.clone(), cfg.SEED
 
 
 def apply_lengths(trainer: Any, cfg: CfgNode) -> None:
@@ -174,8 +175,8 @@ def apply_lengths(trainer: Any, cfg: CfgNode) -> None:
         for new, old in zip(schedulers_of(trainer.scheduler), former, strict=True):
             new.load_state_dict(old.state_dict())
             new.step(new.last_epoch)
-    elif trainer.max_iter > trainer.cfg.SOLVER.MAX_ITER:
-        check_kept_schedules(trainer, trainer.cfg.SOLVER, cfg.SOLVER)
+    elif trainer.max_iter > trainer._resolved.SOLVER.MAX_ITER:
+        check_kept_schedules(trainer, trainer._resolved.SOLVER, cfg.SOLVER)
     set_config(trainer, cfg)
     for hook in trainer.find_hooks(PeriodicWriter):
         hook.set_max_iter(trainer.max_iter)

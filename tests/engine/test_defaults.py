@@ -277,37 +277,44 @@ def test_a_run_with_a_schedule_of_torch_that_has_a_length_is_not_extended(make, 
     assert trainer.max_iter == trainer.cfg.SOLVER.MAX_ITER == 12
 
 
-def test_a_learning_rate_that_a_schedule_would_replace_is_refused(make):
-    trainer = make("SOLVER.LR_SCHEDULER_NAME", "WarmupConstantLR", "SOLVER.WARMUP_ITERS", 0, "SOLVER.MAX_ITER", 10)
-    trainer.train()
-    trainer.optimizer.param_groups[0]["lr"] = 0.03
-    trainer.max_iter = 20
-    with pytest.raises(ConfigError, match=r"0\.03.*SOLVER\.BASE_LR"):
-        trainer.train()
+class SetsItsConfig(DefaultTrainer):
+    """As trainers of detectron2 that log to W&B."""
+
+    def __init__(self, cfg):
+        super().__init__(cfg)
+        self.cfg = cfg
 
 
-def test_a_config_changed_between_two_train_calls_is_refused_unless_its_loader_is_used(make):
-    cfg = make().cfg.clone()
-    trainer = DefaultTrainer(cfg)
-    trainer.max_iter = 10
-    trainer.train()
-    cfg.merge_from_list(["DATALOADER.BATCH_SIZE", 4])
-    trainer.max_iter = 12
-    with pytest.raises(ConfigError, match=r"^DATALOADER\.BATCH_SIZE: "):
+@pytest.mark.parametrize("schedule", ["WarmupCosineLR", "torch.optim.lr_scheduler:StepLR"])
+def test_a_trainer_that_sets_the_config_it_got_trains_is_extended_and_resumed_as_without(make, log, schedule):
+    def rates(cls, folder):
+        arguments = {} if schedule == "WarmupCosineLR" else {"step_size": 4}
+        keys = ("SOLVER.LR_SCHEDULER_NAME", schedule, "SOLVER.LR_SCHEDULER_ARGS", arguments, "SOLVER.WARMUP_ITERS", 0)
+        cfg = make(*keys, folder=folder).given
+        cfg.merge_from_list(["SEED", -1, "SOLVER.MAX_ITER", "1ep"])
+        trainer = cls(cfg.clone())
         trainer.train()
-    trainer.reset_data_loader(lambda: trainer.build_train_loader(cfg))
-    assert trainer.train().iteration == 12
+        trainer.max_iter = 20
+        trainer.train()
+        cfg.SOLVER.MAX_ITER = "3ep"
+        again = cls(cfg)
+        again.resume_or_load()
+        again.train()
+        return values(again, "lr"), trainer.cfg.SOLVER.MAX_ITER
+
+    assert rates(SetsItsConfig, "own") == rates(DefaultTrainer, "ours")
+    assert log.text.count("Resuming with ") == log.text.count("Resuming with SOLVER.MAX_ITER = 30 instead of 20") == 2
 
 
-@pytest.mark.parametrize(("key", "value", "trains"), [("SOLVER.BASE_LR", 0.03, False), ("TEST.EVAL_PERIOD", 7, True)])
-def test_a_change_of_the_trainers_own_config_is_refused_before_and_after_its_first_train(make, key, value, trains):
-    trainer = make()
-    if trains:
-        trainer.train()
-        trainer.max_iter = 40
-    trainer.cfg.merge_from_list([key, value])
-    with pytest.raises(ConfigError, match=f"^{key}: "):
-        trainer.train()
+def test_keys_that_are_read_later_have_their_present_value_and_others_that_of_the_constructor(make):
+    trainer = make("SOLVER.LR_SCHEDULER_NAME", "WarmupConstantLR", "SOLVER.WARMUP_ITERS", 0, "SOLVER.MAX_ITER", 5)
+    trainer.cfg.merge_from_list(["SOLVER.BASE_LR", 0.3, "TEST.METRICS", ["Loss"], "SOLVER.MAX_ITER", 3])
+    assert trainer.train().metrics.keys() & {"synthetic/accuracy", "synthetic/loss"} == {"synthetic/loss"}
+    trainer.cfg.TEST.METRICS, trainer.max_iter = ["Accuracy"], 7
+    assert trainer.train().iteration == 7
+    assert trainer.cfg.SOLVER.BASE_LR == 0.1
+    assert set(values(trainer, "lr").values()) == {0.1}
+    assert trainer._last_eval_results["synthetic"].keys() == {"accuracy"}
 
 
 # ---------------------------------------------------------------------------- resuming
