@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any, Literal, Self
 
-from ..errors import ConfigError
+from ..errors import ConfigError, printable
 
 __all__ = [
     "OnError",
     "WriteError",
+    "check_no_link",
     "check_on_error",
     "check_regular",
     "displaced",
@@ -27,6 +28,7 @@ __all__ = [
     "is_checkpoint_folder",
     "put_back",
     "remove_leftovers",
+    "remove_path",
     "replace_file",
     "replace_text",
     "shown_path",
@@ -103,18 +105,32 @@ def free_name(path: str) -> str:
 
 
 def check_regular(path: str) -> None:
-    """Check that a path is a regular file or does not exist.
+    """Check that a path may be opened and written to: it is a regular file with no other name, or does not exist.
 
     Raises:
-        ConfigError: it is a folder, a FIFO (opening one may block forever) or another special file.
+        ConfigError: it is a link or has hard links (a write would change another file), a folder, a FIFO (opening one
+            may block forever) or another special file.
     """
+    check_no_link(path)
     try:
-        mode = os.stat(path).st_mode
+        found = os.lstat(path)
     except OSError:
         return
+    mode = found.st_mode
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "a FIFO" if stat.S_ISFIFO(mode) else "a special file"
         raise ConfigError(f"{path} is {kind}, and a run needs a regular file there: remove it")
+    if found.st_nlink > 1:
+        raise ConfigError(f"{path} has hard links, and writing to it would change them: replace it by a copy")
+
+
+def check_no_link(path: str) -> None:
+    """Raise a ConfigError if a path is a symbolic link: a run does not follow links out of its folder."""
+    if os.path.islink(path):
+        raise ConfigError(
+            f"{path} is a link to {printable(os.readlink(path))}, and a run writes only in its own folder: replace the "
+            "link by a copy, or remove it"
+        )
 
 
 def _leftovers(folder: str, prefix: str) -> Iterator[tuple[str, str]]:
@@ -135,7 +151,7 @@ def remove_leftovers(folder: str) -> list[str]:
     removed = []
     for path, name in _leftovers(folder, _TEMPORARY):
         with suppress(OSError):
-            _remove(path)
+            remove_path(path)
             removed.append(name)
     return removed
 
@@ -146,14 +162,15 @@ def put_back(folder: str) -> list[str]:
     for path, name in _leftovers(folder, _DISPLACED):
         with suppress(OSError):
             if os.path.lexists(os.path.join(folder, name)):
-                _remove(path)
+                remove_path(path)
             else:
                 os.rename(path, os.path.join(folder, name))
                 back.append(name)
     return back
 
 
-def _remove(path: str) -> None:
+def remove_path(path: str) -> None:
+    """Remove a file, a link or a folder. What a link points to stays."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
@@ -191,7 +208,7 @@ def displaced(path: str) -> Iterator[None]:
         raise
     if moved:
         with suppress(OSError):
-            _remove(moved)
+            remove_path(moved)
 
 
 def sync_directory(path: str) -> None:

@@ -26,7 +26,15 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import ConfigError
-from .atomic import check_regular, free_name, put_back, remove_leftovers, replace_text, sync_directory
+from .atomic import (
+    check_no_link,
+    check_regular,
+    free_name,
+    put_back,
+    remove_leftovers,
+    replace_text,
+    sync_directory,
+)
 
 try:
     import fcntl
@@ -45,6 +53,8 @@ _RUN_FILE = re.compile(
     r"config\.yaml|log\.txt(\.rank\d+)?|metrics\.(json|csv)|last_checkpoint|curves\.(png|html)"
     r"|events\.out\.tfevents\.\d{10}\..+|(rolling_\d{7,}|model_(\d{7,}|final|exception|best(_\d{7,}(_\w+)?)?))\.pth"
 )
+
+_LONGEST_LIST = 1 << 24  # characters
 
 _folders: dict[str, "RunFolder"] = {}
 
@@ -132,10 +142,13 @@ class RunFolder:
         with self._mutex:
             if self.before_first_claim is not None:
                 self.before_first_claim()
+            name = os.path.normpath(name)
+            *parents, _ = name.split(os.sep)
+            for end in range(len(parents)):
+                check_no_link(os.path.join(self.path, *parents[: end + 1]))
             if name in self:
                 os.stat(self._own("files"))  # a FileNotFoundError if the folder was removed
                 return
-            name = os.path.normpath(name)
             path = os.path.join(self.path, name)
             if not keep and os.path.lexists(path):
                 os.rename(path, other := free_name(path))
@@ -152,21 +165,27 @@ class RunFolder:
 
     def read(self) -> None:
         """Read the list. In a run's folder without one, the files with the names of a run are the run's."""
-        check_regular(self._own("files"))
         try:
             with open(self._own("files"), encoding="utf-8", errors="replace") as file:
-                lines = file.read().splitlines()
+                text = file.read(_LONGEST_LIST + 1)
         except (FileNotFoundError, NotADirectoryError):
             there = os.listdir(self.path) if os.path.isdir(self.path) else []
             is_run = "last_checkpoint" in there or ("metrics.json" in there and self._has_rows())
             self._names = set(filter(_RUN_FILE.fullmatch, there)) if is_run else set()
             return
-        self._names = set()
-        for line in filter(None, lines):
-            with suppress(ValueError):  # an incomplete line of a killed process
+        if len(text) > _LONGEST_LIST:
+            raise ConfigError(f"{self._own('files')} is too long for the list of a run's files: remove it")
+        names = set[str]()
+        for line in filter(None, text.splitlines()):
+            with suppress(ValueError, RecursionError):  # an incomplete line of a killed process
                 name = json.loads(line)
                 if isinstance(name, str) and _is_inside(name):
-                    self._names.add(name)
+                    names.add(os.path.normpath(name))
+        # A name through a link may lead out of the folder.
+        real = os.path.realpath(self.path)
+        folders = {os.path.dirname(name): os.path.join(real, os.path.dirname(name)) for name in names}
+        inside = {one for one, path in folders.items() if os.path.realpath(path) == os.path.normpath(path)}
+        self._names = {name for name in names if os.path.dirname(name) in inside}
 
     def _has_rows(self) -> bool:
         """Whether ``metrics.json`` begins with a row of a run, so that it is no file of the user's."""
@@ -186,6 +205,17 @@ class RunFolder:
 
     # ------------------------------------------------------------------ taking the folder
 
+    def check_records(self) -> None:
+        """Check that the records can be used: somebody else may have made the folder.
+
+        Raises:
+            ConfigError: one of them is a link, or not a file.
+        """
+        for path in (os.path.join(self.path, RECORDS), self._own("moving")):
+            check_no_link(path)
+        for name in ("files", "lock"):
+            check_regular(self._own(name))
+
     def take(self, resume: bool) -> str:
         """Lock the folder for this process, before a run writes.
 
@@ -200,6 +230,7 @@ class RunFolder:
             OSError: the folder cannot be written.
         """
         with self._mutex:
+            self.check_records()
             os.makedirs(self._own(""), exist_ok=True)
             self._lock.acquire()
             try:
@@ -216,6 +247,7 @@ class RunFolder:
     def join(self) -> None:
         """Open the folder for a program that only adds files, such as predictions: no lock is taken, nothing moves."""
         with self._mutex:
+            self.check_records()
             os.makedirs(self._own(""), exist_ok=True)
             self.read()
             self._ensure_list()
@@ -229,6 +261,7 @@ class RunFolder:
                     f"OUTPUT_DIR: another run has begun in {self.path} since this one stopped; resume this one from "
                     "its previous_NNN, or train in another folder"
                 )
+            self.check_records()
             self._lock.acquire()
             self.read()
 
@@ -275,6 +308,7 @@ class RunFolder:
         Raises:
             ConfigError: another run has the folder.
         """
+        self.check_records()
         if not os.path.isdir(self._own("")):
             return put_back(self.path)
         with self._mutex:
@@ -307,7 +341,7 @@ def _move_back(source: str, target: str) -> None:
         old, new = os.path.join(source, name), os.path.join(target, name)
         if not os.path.lexists(new):
             os.rename(old, new)
-        elif os.path.isdir(old) and os.path.isdir(new):
+        elif all(os.path.isdir(one) and not os.path.islink(one) for one in (old, new)):
             _move_back(old, new)
         else:
             raise ConfigError(
@@ -335,7 +369,6 @@ class _Lock:
         """
         if self._descriptor >= 0:
             return False
-        check_regular(self._path)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         try:
             if fcntl is not None:

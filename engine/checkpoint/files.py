@@ -29,6 +29,7 @@ from ...config.files.atomic import (
     displaced,
     is_checkpoint_folder,
     remove_leftovers,
+    remove_path,
     replace_file,
 )
 from ...config.files.run_folder import claim, is_claimed
@@ -220,7 +221,7 @@ def read_tag(folder: str) -> str:
         if os.path.isfile(tag):  # reading a pipe would wait
             with open(tag, encoding="utf-8", errors="replace") as file:
                 name = file.read(_MAX_NAME).strip()
-    return name if name and os.path.basename(name) == name and name.isprintable() else ""
+    return name if name.strip(".") and os.path.basename(name) == name and name.isprintable() else ""
 
 
 class CheckpointFolder:
@@ -286,11 +287,12 @@ class CheckpointFolder:
             return
         if not os.path.lexists(path):
             return
-        if not is_claimed(path) or (os.path.isdir(path) and not is_checkpoint_folder(path)):
+        elsewhere = os.path.dirname(os.path.abspath(path)) != os.path.abspath(self.path)
+        if elsewhere or not is_claimed(path) or (os.path.isdir(path) and not is_checkpoint_folder(path)):
             logger.warning("%s was not written by this run, and is not removed", path)
             return
         try:
-            (shutil.rmtree if os.path.isdir(path) else os.remove)(path)
+            remove_path(path)
         except OSError as error:
             logger.warning("Cannot remove the old checkpoint %s: %s", path, error)
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ...config import ConfigError
 from ...config.files.atomic import check_regular, replace_text, shown_path
-from ...config.files.run_folder import RECORDS, claim, run_folder
+from ...config.files.run_folder import claim, run_folder
 from ...hooks.writers.files import back_up
 from .. import comm
 from .logger import close_logs, open_logs
@@ -45,12 +45,13 @@ class OutputDir:
         """Check that the run can use the folder, and undo a start that was killed."""
         if self._kind != "dry":
             _check_writable(self.path)
+        self.folder.check_records()
         if self._kind == "train" or self.folder.needs_recovery:
             try:
                 self.folder.recover()
             except OSError as error:
                 raise ConfigError(f"OUTPUT_DIR: cannot write to {self.path}: {error.strerror or error}") from error
-        for name in (*_log_names(), os.path.join(RECORDS, "files")):
+        for name in _log_names():
             check_regular(os.path.join(self.path, name))
         self._last_checkpoint = self._read("last_checkpoint")
 

@@ -1,5 +1,6 @@
 """Keeping the best weights of a run."""
 
+import filecmp
 import glob
 import logging
 import math
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ...config import ConfigError, Duration, suggest
-from ...config.files.atomic import replace_file, shown_path, temporary_path
+from ...config.files.atomic import free_name, replace_file, shown_path, temporary_path
 from ...config.files.run_folder import claim
 from ..base import HOOK_REGISTRY, Every, HookBase, Period
 from ..evaluation import Monitor
@@ -239,8 +240,9 @@ class BestCheckpointer(HookBase):
             return
         source, path = self._path(self.best[0][1]), self._path()
         claim(path)
-        if os.path.isdir(path) and not os.path.islink(path):  # a sharded one, of a copied run
-            self._checkpointer.remove(path)
+        if not self._is_ours(path):
+            os.rename(path, other := free_name(path))
+            logger.warning("%s is not a link to one of the best, or a copy. It is now %s", path, other)
         try:
             os.symlink(os.path.basename(source), temporary := temporary_path(path))
             os.replace(temporary, path)
@@ -248,11 +250,23 @@ class BestCheckpointer(HookBase):
             with open(source, "rb") as file:
                 replace_file(path, lambda copy: shutil.copyfileobj(file, copy, 1 << 24))
 
-    def _compare_with_files(self) -> None:
-        """On a resume: find files that are newer than the checkpoint, and drop entries of the list without a file."""
+    def _is_ours(self, path: str) -> bool:
+        """Whether a path is missing, or what :meth:`_link_best` makes: a user may put another file there."""
+        if os.path.islink(path):
+            return os.readlink(path).startswith(f"{self._file_prefix}_")
+        files = (self._path(iteration) for iteration in self._on_disk())
+        copies = (one for one in files if os.path.isfile(one) and os.path.isfile(path))
+        return not os.path.exists(path) or any(filecmp.cmp(path, one, shallow=False) for one in copies)
+
+    def _on_disk(self) -> set[int]:
+        """The iterations of the files of the best, those of the list and others."""
         start = self._path().removesuffix(".pth") + "_"
         names = [path.removeprefix(start).removesuffix(".pth") for path in glob.glob(f"{glob.escape(start)}*.pth")]
-        newer = {int(name) for name in names if name.isdecimal() and int(name) >= self.trainer.start_iter}
+        return {int(name) for name in names if name.isdecimal()}
+
+    def _compare_with_files(self) -> None:
+        """On a resume: find files that are newer than the checkpoint, and drop entries of the list without a file."""
+        newer = {iteration for iteration in self._on_disk() if iteration >= self.trainer.start_iter}
         self._outdated |= newer - self._listed - self._former
         missing = [entry for entry in self.best if not os.path.exists(self._path(entry[1]))]
         for value, iteration in missing:
@@ -282,7 +296,7 @@ class BestCheckpointer(HookBase):
         self._set_best([(float(value), int(iteration)) for value, iteration in state_dict["best"]])
         if not self.best:  # a subclass has chosen by itself
             self.best_metric, self.best_iter = state_dict["best_metric"], state_dict["best_iter"]
-        self._outdated, self._former = set(state_dict["outdated"]), set()
+        self._outdated, self._former = set(map(int, state_dict["outdated"])), set()
         metric = [self._val_metric, self._mode]
         if state_dict["metric"] != metric:
             logger.warning(

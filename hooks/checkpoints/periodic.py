@@ -2,10 +2,12 @@
 
 import logging
 import os
+import re
 from inspect import signature
 from typing import Any
 
 from ...config import ConfigError, Duration
+from ...config.errors import printable
 from ...config.files.atomic import shown_path
 from ..base import HOOK_REGISTRY, Every, HookBase, Period
 
@@ -179,8 +181,14 @@ class PeriodicCheckpointer(HookBase):
         return {"recent_checkpoints": names[-kept:], "outdated": names[:-kept]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        names = [*state_dict.get("outdated", ()), *state_dict.get("recent_checkpoints", ())]
-        self.recent_checkpoints = [os.path.join(self.checkpointer.save_dir, name) for name in names]
+        # They are removed later: a file that somebody else made may have any names.
+        own = re.compile(rf"{re.escape(self.file_prefix)}_[0-9]{{7,}}\.pth")
+        names = list(map(str, (*state_dict.get("outdated", ()), *state_dict.get("recent_checkpoints", ()))))
+        if others := [name for name in names if not own.fullmatch(name)]:
+            logger.warning("Not a periodic checkpoint of this run, and never removed: %s", printable(", ".join(others)))
+        self.recent_checkpoints = [
+            os.path.join(self.checkpointer.save_dir, name) for name in names if name not in others
+        ]
 
 
 @HOOK_REGISTRY.register()

@@ -4,6 +4,7 @@ import pytest
 
 from hookline.config import ConfigError
 from hookline.config.files.atomic import (
+    check_regular,
     displaced,
     put_back,
     remove_leftovers,
@@ -78,6 +79,17 @@ def test_only_leftovers_of_killed_processes_are_removed(path):
     assert put_back(str(folder)) == []
     assert sorted(os.listdir(folder)) == sorted([*mine, "photos.old.2019"])
     assert remove_leftovers(str(folder / "nowhere")) == []
+
+
+def test_links_hard_links_and_special_files_are_not_written_to(tmp_path):
+    for name, make in (("link", os.symlink), ("hard", os.link)):
+        (tmp_path / f"mine_{name}").touch()
+        make(tmp_path / f"mine_{name}", tmp_path / name)
+    os.mkfifo(tmp_path / "fifo")
+    for name, problem in (("link", "is a link to"), ("hard", "has hard links"), ("fifo", "is a FIFO")):
+        with pytest.raises(ConfigError, match=problem):
+            check_regular(str(tmp_path / name))
+    check_regular(str(tmp_path / "missing"))
 
 
 def test_a_folder_is_never_replaced_by_a_file(path):

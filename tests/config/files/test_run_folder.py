@@ -1,9 +1,13 @@
+import json
 import os
+import shutil
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
+from hookline.config import ConfigError
 from hookline.config.files.run_folder import RunFolder, claim, is_claimed, run_folder
 
 
@@ -62,6 +66,53 @@ def test_without_a_list_the_names_of_a_run_are_the_runs(tmp_path):
         *("events.out.tfevents.1700000000.host.7.0", "log.txt.rank1", "metrics.json"),
         *("model_best_0000019.pth", "model_final.pth"),
     ]
+
+
+def test_nothing_is_moved_or_written_through_links_in_a_folder_that_one_was_given(tmp_path):
+    mine, given = tmp_path / "mine", tmp_path / "given"
+    (mine / "in").mkdir(parents=True)
+    (mine / "a.txt").write_text("a")
+    records = given / ".hookline"
+
+    def refused(make, link):
+        folder = RunFolder(str(given))
+        shutil.rmtree(given, ignore_errors=True)
+        records.mkdir(parents=True)
+        (given / "sub").mkdir()
+        if link == records:
+            records.rmdir()
+        link.parent.mkdir(exist_ok=True)
+        make(mine if make is os.symlink else mine / "a.txt", link)
+        only_add = [] if link == records / "moving/sub" else [folder.join]  # which does not look there
+        for use in (partial(folder.take, False), partial(folder.take, True), folder.recover, *only_add):
+            with pytest.raises(ConfigError, match=r"is a link|has hard links|cannot be moved back"):
+                use()
+        assert contents(mine) == {"a.txt": "a"}
+
+    for link in (records, records / "moving", records / "moving/sub", records / "lock", records / "files"):
+        refused(os.symlink, link)
+    for link in (records / "lock", records / "files"):
+        refused(os.link, link)
+    shutil.rmtree(given)
+    records.mkdir(parents=True)
+    (given / "sub").symlink_to(mine)
+    (given / "in").symlink_to(mine / "in")
+    (given / "log.txt").write_text("of the run")
+    listed = ["sub/a.txt", "in/../a.txt", "x/../sub/a.txt", "log.txt"]
+    (records / "files").write_text("".join(f"{json.dumps(name)}\n" for name in listed) + "[" * 100_000)
+    folder = run_folder(str(given))
+    folder.take(resume=False)
+    assert contents(mine) == {"a.txt": "a"}
+    assert contents(given / "previous_001").keys() == {"log.txt", ".hookline/files"}
+    with pytest.raises(ConfigError, match="sub is a link"):
+        claim(str(given / "sub/predictions.csv"))
+    folder.release()
+
+
+def test_a_list_that_is_too_long_is_refused(path):
+    (path / ".hookline/files").write_text('"x"\n' * 5_000_000)
+    with pytest.raises(ConfigError, match="too long"):
+        names(path)
 
 
 TAKE = (

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -147,6 +148,22 @@ def test_files_are_removed_after_the_next_checkpoint_and_a_missing_one_is_a_warn
     assert hook.best == [(0.55, 8)]
     assert hook.loaded_iter == saved(checkpointer, "model_best")["iteration"] == 8
     assert kept(checkpointer) == files_of(hook)
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_model_best_of_the_users_is_renamed_and_a_copy_of_ours_is_replaced(train, log, monkeypatch, linked):
+    if not linked:  # a file system without links
+        monkeypatch.setattr(os, "symlink", lambda source, path: os.stat(path))
+    _, checkpointer, _ = train({1: 0.5}, until=6)
+    best = Path(checkpointer.save_dir, "model_best.pth")
+    train({7: 0.6}, until=12)
+    assert not Path(f"{best}.old").exists()
+    best.unlink()
+    best.write_text("mine")
+    train({}, until=18)
+    assert Path(f"{best}.old").read_text() == "mine"
+    assert f"It is now {best}.old" in log.text
+    assert saved(checkpointer, "model_best")["iteration"] == 7
 
 
 # ---------------------------------------------------------------------------- loading the best at the end
