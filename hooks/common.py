@@ -79,6 +79,14 @@ def samples_in(batch: Any) -> int | None:
     return next((size for size in map(samples_in, children) if size is not None), None)
 
 
+def length_of(data: Any) -> int | None:
+    """Return ``len(data)``; None for a generator, an iterable data set, an endless sampler, and a loader of these."""
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None
+
+
 def is_samples(batch: Any) -> bool:
     """Return whether a batch is a list of samples, not a list of fields with tensors over all samples."""
     return isinstance(batch, list) and not any(isinstance(child, torch.Tensor) for child in batch)

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Sampler
 
 from ...config import ConfigError
-from ...hooks.common import preserve_rng
+from ...hooks.common import length_of, preserve_rng
 from .. import comm
 from .seeding import ORDER, seed_generators, stream_key
 
@@ -174,7 +174,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     def _samples(self) -> int | None:
         """Samples per epoch, over all ranks; None if it has no end."""
-        return len(self.sampler) if hasattr(self.sampler, "__len__") else None
+        return length_of(self.sampler)
 
     def __len__(self) -> int:
         number = self.batches_after(0)

@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, I
 
 from ...config import CfgNode, ConfigError, component, get_cfg, name_of
 from ...config.components import Slot
+from ...hooks.common import length_of
 from ...hooks.control.interruption import leave_signals_to_parent
 from .. import comm
 from ..modeling.build import resolve_device
@@ -110,7 +111,7 @@ def _train_batches(cfg: CfgNode, dataset: Any, parts: list[Any], seed: int) -> G
             f"DATALOADER.BATCH_SIZE: an epoch has fewer than {settings.BATCH_SIZE} samples, and DATALOADER.DROP_LAST "
             "drops a batch that is not full: no batch is left. Use smaller batches, or set DROP_LAST to False"
         )
-    if settings.ITERS_PER_EPOCH and hasattr(sampler, "__len__"):
+    if settings.ITERS_PER_EPOCH and length_of(sampler) is not None:
         raise ConfigError(
             f"DATALOADER.ITERS_PER_EPOCH: epochs of {settings.SAMPLER_TRAIN} have a length, {len(batches)} batches; "
             "to make them shorter, set LIMIT_TRAIN_BATCHES"
@@ -177,7 +178,7 @@ def _concatenated(parts: list[Any]) -> Any:
 
 def _built(entry: str | dict[str, Any], key: str) -> Any:
     dataset = get_dataset(entry, f"{key}.ARGS")
-    if hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset) and len(dataset) == 0:
+    if not isinstance(dataset, IterableDataset) and length_of(dataset) == 0:
         raise ConfigError(f"{key}: the data set {component(entry)[0]} has no samples")
     return dataset
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...config import ConfigError
+from ...hooks.common import length_of
 from .batch_sampler import GlobalBatchSampler, has_state, takes_start
-from .loader import LimitedLoader, ended_early, exact_length, iterate, length_of
+from .loader import LimitedLoader, ended_early, exact_length, iterate
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, defau
 
 from ...config import Registry
 from ...config.errors import MismatchError
-from ...hooks.common import convert, is_samples, samples_in
+from ...hooks.common import convert, is_samples, length_of, samples_in
 from ...hooks.control.interruption import STOP_SIGNALS, announce_exit_to_workers, leave_signals_to_parent
 from .batch_sampler import PlacedBatch
 from .seeding import COLLATE, SAMPLE, generators_for_reading, seed_generators, stream_key
@@ -257,14 +257,6 @@ def whole_pass(loader: Iterable[Any]) -> Iterator[Any]:
         yield batch
     if length is not None and read < length:
         raise ended_early(read, length)
-
-
-def length_of(loader: Any) -> int | None:
-    """Return ``len(loader)``; None for a generator, an iterable data set, an endless sampler."""
-    try:
-        return len(loader)
-    except TypeError:
-        return None
 
 
 def exact_length(loader: Any) -> int | None:

@@ -65,7 +65,7 @@ def _balanced(dataset: Any) -> torch.Tensor:
     """One over the number of samples of each sample's class."""
     tensors = getattr(dataset, "tensors", None)
     labels = next((getattr(dataset, name) for name in ("targets", "labels") if hasattr(dataset, name)), None)
-    labels = tensors[-1] if labels is None and tensors else labels
+    labels = tensors[-1] if labels is None and isinstance(tensors, Sequence) and tensors else labels
     classes = None if labels is None else np.asarray(labels)
     if classes is None or classes.ndim != 1 or classes.dtype.kind not in "iubUSO":
         raise ConfigError(

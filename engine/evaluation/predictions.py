@@ -249,8 +249,8 @@ def _files(loader: Any) -> Iterator[str] | None:
     indices = getattr(getattr(loader, "batch_sampler", None), "sampler", ())
     while isinstance(dataset, Subset):
         dataset, indices = dataset.dataset, [dataset.indices[index] for index in indices]
-    files = getattr(dataset, "files", None) or getattr(dataset, "samples", None)  # torchvision's name
-    if not isinstance(files, Sequence):
+    files: Any = getattr(dataset, "files", getattr(dataset, "samples", None))  # torchvision's name
+    if not isinstance(files, Sequence | np.ndarray):
         return None
     chosen = (files[index] for index in indices)
     return (str(one[0] if isinstance(one, tuple) else one) for one in chosen)

@@ -7,10 +7,10 @@ from itertools import count, islice
 from typing import Any
 
 from ...config import CfgNode, ConfigError, UnknownKeyError, get_cfg
+from ...hooks.common import length_of
 from ..checkpoint.candidates import saved_run
 from ..data import build_train_loader
 from ..data.batch_sampler import GlobalBatchSampler
-from ..data.loader import length_of
 from ..resume.lengths import loader_length, resolve_lengths
 
 __all__ = ["ranks_of", "run_config", "samples_at"]

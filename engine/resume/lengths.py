@@ -8,8 +8,8 @@ from typing import Any
 
 from ...config import CfgNode, ConfigError, Duration
 from ...config.components import errors_at
+from ...hooks.common import length_of
 from ...hooks.writers.periodic import PeriodicWriter
-from ..data.loader import length_of
 from ..solver import LRMultiplier, SchedulerList
 from ..solver.schedules import iterations_of, resolve_schedule
 from ..solver.several import combined, schedulers_of, solver_parts

@@ -11,7 +11,7 @@ import torch
 
 from ...config import MISSING, CfgNode, ConfigError, component, get_cfg, name_of
 from ...config.files.atomic import shown_path
-from ...hooks.common import unwrap_model
+from ...hooks.common import length_of, unwrap_model
 from ...hooks.control.interruption import is_session
 from ...hooks.hook_list import hook_name
 from .. import comm
@@ -62,10 +62,8 @@ def _name(entry: Any) -> str:
 
 
 def _size(data: Any) -> str:
-    try:
-        return f" ({len(data):,} samples)"
-    except TypeError:  # None, or an iterable data set
-        return ""
+    length = length_of(data)
+    return "" if length is None else f" ({length:,} samples)"
 
 
 def describe_run(trainer: Any) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 
 from ...config import ConfigError, Duration
 from ..base import Every, HookBase, Period
-from ..common import gpus_of, preserve_rng, unwrap_model
+from ..common import gpus_of, length_of, preserve_rng, unwrap_model
 from ..event_storage import EventStorage
 
 __all__ = ["PreciseBN", "StatisticsData", "batch_norms", "precise_statistics"]
@@ -94,10 +94,9 @@ class StatisticsData:
         """
         with preserve_rng(gpus_of(trainer.model)):
             loader = self._positioned(number)
-            try:
-                length: int | None = len(loader)
-            except TypeError:  # a generator, an iterable data set, an infinite sampler
-                length = trainer.iters_per_epoch if at_most is None else None
+            length = length_of(loader)
+            if length is None and at_most is None:
+                length = trainer.iters_per_epoch
             counts = [count for count in (length, at_most) if count]
             if not counts or length == 0:
                 raise ConfigError("the data loader for batch-norm statistics has no batches, or no length")
@@ -114,9 +113,10 @@ class StatisticsData:
         loader = self._loader
         if self._generator_state is not None:  # each pass draws its workers' seeds from it
             loader.generator.set_state(self._generator_state)
-        owners: list[Any] = [getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None), loader]
-        if owner := next((one for one in owners if hasattr(one, "set_epoch")), None):
-            owner.set_epoch(number)
+        for owner in (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None), loader):
+            if hasattr(owner, "set_epoch"):
+                owner.set_epoch(number)
+                break
         return loader
 
 

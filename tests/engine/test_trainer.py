@@ -188,6 +188,12 @@ def test_a_stream(make):
     assert trainer.predict().shape == (24, 3)
 
 
+def test_a_loader_of_a_stream_without_a_length(make):
+    trainer = make(train=DataLoader(Stream(), 8), test=DataLoader(Stream(), 8), length=5, batch_size=None)
+    assert trainer.train().iteration == 5
+    assert trainer.epoch == 1
+
+
 @pytest.mark.parametrize(
     "config",
     [

@@ -62,8 +62,9 @@ def test_the_average_is_the_mean_of_the_snapshots_and_training_is_not_affected(m
     assert make(swa=SETTINGS, resume=True).evaluate() == trainer._last_eval_results
 
 
-def test_batch_norm_statistics_are_those_of_a_pass_over_the_data(make):
-    trainer = make("MODEL.ARGS.dropout", 0.0, swa=SETTINGS)
+@pytest.mark.parametrize("sampler", ["EpochSampler", "TrainingSampler"])
+def test_batch_norm_statistics_are_those_of_a_pass_over_the_data(make, sampler):
+    trainer = make("MODEL.ARGS.dropout", 0.0, "DATALOADER.SAMPLER_TRAIN", sampler, swa=SETTINGS)
     trainer.train()
     ours = weights_of(trainer.model)
     loader = DefaultTrainer.build_train_loader(trainer.cfg)
