@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Literal
 
-import torch
-
 from ..config.errors import loading, suggest
 from .history_buffer import OVER_RANKS, HistoryBuffer, MediaStorage, as_scalar, by_name, table
 
@@ -51,7 +49,6 @@ class EventStorage(MediaStorage):
         super().__init__(start_iter)
         # Values that nobody has read yet: (iteration, values, smoothing hint), in the order they were put.
         self._pending: list[tuple[int, dict[str, Any], bool]] = []
-        self._on_device = False  # whether some of them are tensors on a device
         self._buffers: dict[str, HistoryBuffer] = {}
         self._hints: dict[str, bool] = {}
         self._number = 0  # how often pending values were read; see rows()
@@ -60,6 +57,7 @@ class EventStorage(MediaStorage):
         self.over_ranks: dict[str, str] = {}
         self.shared_until = self.iter - 1  # the last iteration whose values are combined over ranks
         self.evaluated: set[str] = set()  # names of metrics that are results of evaluations
+        self.on_bar: set[str] = set()  # names of metrics that a progress bar shows first
         self.loaded = 0  # the number of the last value that load_state_dict() loaded; see rows()
 
     def put_scalar(
@@ -69,6 +67,7 @@ class EventStorage(MediaStorage):
         smoothing_hint: bool = True,
         cur_iter: int | None = None,
         over_ranks: Literal["mean", "sum", "max", "min"] | None = None,
+        bar: bool = False,
     ) -> None:
         """Add a scalar.
 
@@ -79,6 +78,7 @@ class EventStorage(MediaStorage):
             cur_iter: the iteration it belongs to. Default: the current one.
             over_ranks: combine the ranks' values before metrics are written or saved, without a collective per step.
                 A rank that put none in an iteration does not count. Rank 0, which writes, must put one.
+            bar: whether a progress bar shows it before other metrics. A narrow terminal has room for few.
 
         Raises:
             TypeError: ``value`` is not one number.
@@ -86,7 +86,8 @@ class EventStorage(MediaStorage):
         """
         if type(value) is not float:
             value = as_scalar(name, value)
-            self._on_device |= isinstance(value, torch.Tensor)
+        if bar:
+            self.on_bar.add(self._prefix + name)
         if over_ranks is not None:
             if over_ranks not in OVER_RANKS:
                 raise ValueError(f"metric {name!r}: over_ranks must be one of {[*OVER_RANKS]}, not {over_ranks!r}")
@@ -95,11 +96,8 @@ class EventStorage(MediaStorage):
 
     def put_scalars(self, *, smoothing_hint: bool = True, cur_iter: int | None = None, **kwargs: Any) -> None:
         """Add several scalars: ``storage.put_scalars(loss=loss, accuracy=0.5)``. See :meth:`put_scalar`."""
-        for name, value in kwargs.items():
-            if type(value) is not float:
-                kwargs[name] = as_scalar(name, value)
-                self._on_device |= isinstance(kwargs[name], torch.Tensor)
-        self._append(kwargs, smoothing_hint, cur_iter)
+        values = {name: one if type(one) is float else as_scalar(name, one) for name, one in kwargs.items()}
+        self._append(values, smoothing_hint, cur_iter)
 
     def _append(self, values: dict[str, Any], smoothing_hint: bool, cur_iter: int | None) -> None:
         if self._prefix:
@@ -199,12 +197,11 @@ class EventStorage(MediaStorage):
         pending, self._pending = self._pending, []
         self._cache.clear()
         self._number += 1
-        for name, (values, iters, smoothing_hint) in by_name(pending, self._on_device).items():
+        for name, (values, iters, smoothing_hint) in by_name(pending).items():
             if name not in self._buffers:
                 self._buffers[name] = HistoryBuffer()
             self._buffers[name].extend(values, iters, self._number)
             self._hints[name] = smoothing_hint
-        self._on_device = False
 
     def replace(self, name: str, values: Mapping[int, float]) -> None:
         """Replace the latest values of a metric, given by iteration."""

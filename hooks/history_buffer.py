@@ -323,17 +323,13 @@ def fetch_tensors(pending: Iterable[tuple[int, dict[str, Any], bool]]) -> None:
             values[name] = float(number)
 
 
-def by_name(
-    pending: Iterable[tuple[int, dict[str, Any], bool]], on_device: bool
-) -> dict[str, tuple[list[float], list[int], bool]]:
+def by_name(pending: Iterable[tuple[int, dict[str, Any], bool]]) -> dict[str, tuple[list[float], list[int], bool]]:
     """Return the values, iterations and smoothing hint of each metric.
 
     Args:
         pending: (iteration, values by name, smoothing hint), in the order they were put.
-        on_device: some values are tensors on a device.
     """
-    if on_device:
-        fetch_tensors(pending)
+    fetch_tensors(pending)
     series: dict[str, tuple[list[float], list[int], bool]] = {}
     for iteration, values, smoothing_hint in pending:
         for name, value in values.items():

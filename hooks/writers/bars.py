@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from html import escape
 from importlib.util import find_spec
 from typing import Any
@@ -14,10 +15,12 @@ from ...config import ConfigError
 from ..base import HOOK_REGISTRY, HookBase
 from ..control.interruption import in_notebook
 from ..evaluation import flatten_names
+from .base import PERFORMANCE, format_number, metrics_to_show
 
 __all__ = ["LivePlot", "ProgressBar", "above_bar", "bar_is_shown", "is_shown"]
 
-_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{remaining} left, {rate_fmt}{postfix}]"
+_BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}"
+_CELLS = 6  # of the bar, at least
 _INTERVAL = 0.25  # seconds between two drawings of the bar, at least
 _PLOT_INTERVAL = 2.0  # and of the plot, which takes 0.1 s
 
@@ -26,8 +29,9 @@ _PLOT_INTERVAL = 2.0  # and of the plot, which takes 0.1 s
 class ProgressBar(HookBase):
     """Shows a tqdm bar below the log: epoch, iterations, time left, rate, and metrics.
 
-    The metrics are those that were last written: the loss, smoothed; the learning rate; the best value of
-    CHECKPOINT.BEST.METRIC; the share of the time that steps waited for data. A narrow terminal cuts the line.
+    The metrics are those that were last written, as many as fit: those put with ``bar=True``; the loss, smoothed; the
+    learning rate; all others; the best value of CHECKPOINT.BEST.METRIC; the share of the time that steps waited for
+    data.
 
     Only rank 0 shows a bar, and only in a notebook or if ``sys.stdout`` is a terminal that can move the cursor. Files,
     pipes and ``TERM=dumb`` get nothing, and their steps take no time for it. Log lines appear above the bar.
@@ -50,16 +54,19 @@ class ProgressBar(HookBase):
         from tqdm.auto import tqdm
 
         ProgressBar._shown, self._metrics = self, dict[str, float]()
+        self._first, self._others = list[str](), list[str]()
         self._table, self._rows = None, list[dict[str, Any]]()
         self._bar = tqdm(
             total=max(self.trainer.max_iter, 1),
             initial=self.trainer.iter,
             file=sys.stdout,
-            bar_format=_FORMAT,
+            bar_format=_BAR,
             dynamic_ncols=True,
             mininterval=_INTERVAL,
             miniters=1,
         )
+        self._bar.format_meter = self._fit  # tqdm's cuts what does not fit
+        self._bar.refresh()
 
     def _advance(self) -> None:
         if self._bar is not None:
@@ -103,15 +110,47 @@ class ProgressBar(HookBase):
     def after_write(self, metrics: Mapping[str, float]) -> None:
         if self._bar is None:
             return
-        metrics = self._metrics = {**self._metrics, **metrics}
-        shown = {"loss": metrics.get("total_loss", metrics.get("loss")), "lr": metrics.get("lr")}
+        metrics, storage = {**self._metrics, **metrics}, self.trainer.storage
+        self._metrics, shown = metrics, metrics_to_show(metrics, storage)
+        total = repr(metrics.get("total_loss", metrics.get("loss")))
+        first = [name for name in shown if name in storage.on_bar]
+        first += [name for name, value in shown.items() if name not in first and repr(value) == total]
+        texts = {name: f"{name} {format_number(value)}" for name, value in shown.items()}
+        if "loss" not in shown and "total_loss" in shown:
+            texts["total_loss"] = texts["total_loss"].removeprefix("total_")
+        self._first = [texts.pop(name) for name in first]
+        self._others = [texts.pop("lr")] if "lr" in texts else list[str]()
+        self._others += [texts[name] for name in sorted(texts, key=PERFORMANCE.__contains__)]
         for hook in self.trainer.find_hooks("BestCheckpointer"):
-            shown["best"] = hook.best_metric if hook.best else None
-        parts = [f"{name} {value:.4g}" for name, value in shown.items() if value is not None]
+            if hook.best:
+                self._others.append(f"best {format_number(hook.best_metric)}")
         if metrics.get("time") and "data_time" in metrics:
-            parts.append(f"data {min(metrics['data_time'] / metrics['time'], 1):.0%}")
+            self._others.append(f"data {min(metrics['data_time'] / metrics['time'], 1):.0%}")
         self._bar.total = max(self.trainer.max_iter, 1)  # which may have changed
-        self._bar.set_postfix_str(", ".join(parts), refresh=False)
+
+    def _fit(self, bar_format: str, ncols: int | None, **values: Any) -> str:
+        """Return the line of the bar, with as many fields as fit into ``ncols`` columns."""
+        from tqdm.utils import disp_len
+
+        write = partial(type(self._bar).format_meter, **values)
+        left, rate = write(bar_format="{remaining} left\n{rate_fmt}").split("\n")
+        fields, head = [left, *self._first, rate, *self._others], "{desc}" + bar_format
+        ncols = None if in_notebook() else ncols  # it wraps the line
+        if ncols:
+            for head in ("{desc}" + bar_format, bar_format, "{n_fmt}/{total_fmt}"):
+                space = ncols - disp_len(write(bar_format=head.replace("{bar}", " " * _CELLS))) - 1
+                if space >= 0:
+                    break
+            wanted, fields = fields, []
+            for field in wanted:
+                if (width := disp_len(field) + 2) <= space:
+                    fields.append(field)
+                    space -= width
+        if rate in fields:  # it belongs to the time left, but gives way to the loss
+            fields.remove(rate)
+            fields.insert(1, rate)
+        text = ", ".join(fields).replace("{", "{{").replace("}", "}}")
+        return str(write(bar_format=f"{head} [{text}]" if text else head, ncols=ncols))
 
     def after_run(self) -> None:
         if self._bar is not None:

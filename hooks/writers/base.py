@@ -189,7 +189,7 @@ class MediaWriter(RowWriter):
         """Write a row or a medium. After an OSError it is given again."""
 
 
-_PERFORMANCE = {
+PERFORMANCE = {
     *("time", "data_time", "samples_per_s", "items_per_s", "flops_per_s"),
     *("mfu", "total_flops", "eval_time", "eval_samples_per_s", "rss_mem", "max_mem", "reserved_mem", "grad_scale"),
 }
@@ -226,7 +226,28 @@ def _group(name: str, storage: EventStorage) -> str:
         return "eval/"
     if "/" in name:
         return ""
-    return "perf/" if name in _PERFORMANCE else "train/"
+    return "perf/" if name in PERFORMANCE else "train/"
+
+
+# Metrics of ours that lines and bars show in another form, or not at all.
+_NOT_SHOWN = frozenset({"eta_seconds", "time", "data_time", "num_items", "slowest_rank"})
+
+
+def metrics_to_show(metrics: Mapping[str, float], storage: EventStorage) -> dict[str, float]:
+    """Return the metrics that a line or a bar shows: all that models and hooks put.
+
+    Left out are results of evaluations, which have a line of their own, and ``total_loss`` if there is only one loss.
+    """
+    smoothed, total = storage.smoothing_hints(), repr(metrics.get("total_loss"))  # a text: NaN equals NaN
+    shown = {name: one for name, one in metrics.items() if name not in _NOT_SHOWN and name not in storage.evaluated}
+    if any(name != "total_loss" and smoothed.get(name) and repr(one) == total for name, one in shown.items()):
+        del shown["total_loss"]
+    return shown
+
+
+def format_number(value: float) -> str:
+    """Format a metric: four digits, and all digits of a count."""
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
 
 
 _LONGEST_ETA = 10**10  # seconds; a timedelta cannot hold much more
@@ -234,9 +255,10 @@ _LONGEST_ETA = 10**10  # seconds; a timedelta cannot hold much more
 
 @WRITER_REGISTRY.register()
 class CommonMetricPrinter(EventWriter):
-    """Logs a line with ETA, iteration, losses, time and data time per step, learning rate and GPU memory.
+    """Logs a line with ETA, iteration, metrics, time and data time per step, learning rate and GPU memory.
 
-    Metrics with ``[metric]`` in their name are logged, too. Beside a progress bar, only ``log.txt`` has these lines.
+    The metrics are all that models and hooks have put in this run, losses first; results of evaluations have lines of
+    their own. Beside a progress bar, only ``log.txt`` has these lines.
 
     Args:
         max_iter: number of iterations of the run, for the ETA; None: no ETA.
@@ -256,28 +278,26 @@ class CommonMetricPrinter(EventWriter):
 
     def write(self) -> None:
         storage = get_event_storage()
-        metrics = storage.latest_with_smoothing_hint(self._window_size)
-        smoothed = storage.smoothing_hints()
-        # The last iteration with smoothed metrics: after the last step storage.iter is one more.
-        iteration = max((it for name, (_, it) in metrics.items() if smoothed[name]), default=storage.iter)
-        if (
-            iteration == self._max_iter
-            or iteration < self._start_iter
-            or (self._last_write is not None and iteration <= self._last_write[0])
-        ):
+        latest = storage.latest_with_smoothing_hint(self._window_size)
+        metrics = {name: value for name, (value, it) in latest.items() if it >= self._start_iter}
+        shown = metrics_to_show(metrics, storage)
+        # That of the latest metric: after the last step storage.iter is one more.
+        reached = (latest[name][1] for name in metrics.keys() - storage.evaluated)
+        iteration = max((it for it in reached if it <= storage.iter), default=storage.iter)
+        last = self._start_iter - 1 if self._last_write is None else self._last_write[0]
+        if iteration <= last or (iteration == self._max_iter and not shown):
             return  # no progress to report
+        if iteration == self._max_iter:  # put after the last step
+            metrics = shown = {name: value for name, value in shown.items() if latest[name][1] == iteration}
         eta = self._get_eta(storage)
-        losses = {name: value for name, (value, _) in metrics.items() if "loss" in name and smoothed[name]}
-        if len(losses) == 2:  # the total of a single loss is the same number
-            losses.pop("total_loss", None)
         length = "" if self._max_iter is None else f"/{self._max_iter}"
         parts = [f"eta: {eta}"] if eta else []
         parts.append(f"iter: {iteration}{length}")
-        parts += [f"{name}: {value:.4g}" for name, value in losses.items()]
-        parts += [f"{name}: {metrics[name][0]:.4g}" for name in metrics if "[metric]" in name and name not in losses]
-        parts += [f"{name}: {format_seconds(metrics[name][0])}" for name in ("time", "data_time") if name in metrics]
+        names = sorted(shown, key=lambda name: "loss" not in name)
+        parts += [f"{name}: {format_number(shown[name])}" for name in names if name != "lr"]
+        parts += [f"{name}: {format_seconds(metrics[name])}" for name in ("time", "data_time") if name in metrics]
         if "lr" in metrics:
-            parts.append(f"lr: {metrics['lr'][0]:.5g}")
+            parts.append(f"lr: {metrics['lr']:.5g}")
         if torch.cuda.is_initialized():
             parts.append(f"max_mem: {torch.cuda.max_memory_allocated() / 2**20:.0f}M")
         self._last_write = (iteration, time.perf_counter())

@@ -94,8 +94,7 @@ def test_the_bar_shows_what_was_last_written_the_best_metric_and_evaluations(ope
 
     def evaluate():
         terminal.until(r"^evaluating:  \d0%.* [48]/10 ")
-        trainer.storage.put_scalar("test/accuracy", 0.75, smoothing_hint=False)
-        return {}
+        return {"test": {"accuracy": 0.75}}
 
     trainer = Trainer()
     best = BestCheckpointer(4, Checkpointer(nn.Linear(1, 1), str(tmp_path)), "test/accuracy")
@@ -114,6 +113,33 @@ def test_the_bar_shows_the_epoch_if_known_and_is_never_wider_than_the_terminal(o
     bar, _ = terminal.screen()
     assert bar.startswith("epoch 3/3: 100%")
     assert len(bar) <= 40
+
+
+class Logs(Trainer):
+    """Losses named otherwise, and metrics of one's own."""
+
+    def run_step(self):
+        self.storage.put_scalars(ce=0.75, dice=0.5, total_loss=1.25, time=0.1, data_time=0.02, lr=0.1)
+        self.storage.put_scalar("weight_norm", 12345.6)
+        self.storage.put_scalar("share_{of}_tokens", 0.25, bar=True)
+
+
+FIELDS = ["share_{of}_tokens 0.25", "loss 1.25", "lr 0.1", "ce 0.75", "dice 0.5", "weight_norm 12346", "data 20%"]
+
+
+@pytest.mark.parametrize(("columns", "at_least"), [(18, 0), (60, 1), (80, 2), (100, 3), (200, 7)])
+def test_the_bar_shows_whole_fields_that_fit_the_most_important_ones_first(open_terminal, columns, at_least):
+    """How many depends on the width of the rate."""
+    terminal = open_terminal(columns)
+    train(PeriodicWriter([], 5), shows(terminal, 7, r"\b7/10"), trainer=Logs())
+    bar = shown_bars(terminal)[-1]
+    assert len(bar) <= columns
+    found = re.fullmatch(r"(?:100%\|(█+)\| )?10/10(?: \[(?:00:00 left)?(?:, +[\d.]+it/s)?,? ?(.*)\])?", bar)
+    assert found, bar
+    assert found[1] is None or len(found[1]) >= 6
+    fields = found[2].split(", ") if found[2] else []
+    assert fields[:at_least] == FIELDS[:at_least]
+    assert set(fields) <= set(FIELDS)
 
 
 # ---------------------------------------------------------------------- beside logs, errors and other bars

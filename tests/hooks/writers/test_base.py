@@ -5,7 +5,9 @@ from metric_runs import iterations_of, put, rows_of, train_losses, write
 
 from hookline.engine import TrainerBase
 from hookline.hooks import (
+    CallbackHook,
     CommonMetricPrinter,
+    EvalHook,
     EventStorage,
     IterationTimer,
     JSONWriter,
@@ -72,18 +74,32 @@ def test_a_line_per_period_and_one_for_the_last_step(log):
     [
         ({"loss": 0.5, "total_loss": 0.5, "data_time": 0.002}, 10, "iter: 0/10  loss: 0.5  data_time: 2 ms"),
         ({"a_loss": 1.0, "b_loss": 2.0, "total_loss": 3.0}, 10, "iter: 0/10  a_loss: 1  b_loss: 2  total_loss: 3"),
+        ({"ce": 0.5, "total_loss": 0.5, "grad_norm": 2.0}, 10, "iter: 0/10  ce: 0.5  grad_norm: 2"),
+        ({"ce": 0.5, "dice": 1.0, "total_loss": 1.5}, 10, "iter: 0/10  total_loss: 1.5  ce: 0.5  dice: 1"),
+        ({"tokens/s": 123456.7, "lr": 0.1}, 10, "iter: 0/10  tokens/s: 123457  lr: 0.1"),
         ({"time": 0.00000412}, None, "iter: 0  time: 4.12 us"),  # without a last iteration there is no ETA
         ({"time": 0.0321}, 61, "eta: 0:00:01  iter: 0/61  time: 32.1 ms"),
         ({}, 10, "iter: 0/10"),
     ],
 )
-def test_a_line_shows_losses_times_and_a_single_loss_once(log, metrics, max_iter, line):
+def test_a_line_shows_all_metrics_times_and_a_single_loss_once(log, metrics, max_iter, line):
     printer = CommonMetricPrinter(max_iter)
     with EventStorage() as storage:
         storage.put_scalars(**metrics)
         printer.write()
         printer.write()  # nothing new
     assert lines(log) == [line]
+
+
+def test_lines_show_what_hooks_put_also_after_the_last_step_but_not_results_of_evaluations(log):
+    trainer = Steps()
+    late = CallbackHook(after_train=lambda trainer: trainer.storage.put_scalar("late", 3))
+    evaluation = EvalHook(2, lambda: {"test": {"accuracy": 0.5}})
+    rare = CallbackHook(after_step=lambda trainer: trainer.iter == 1 and trainer.storage.put_scalar("rare", 7))
+    trainer.register_hooks([evaluation, rare, late, PeriodicWriter([CommonMetricPrinter(4)], 2)])
+    trainer.train(0, 4)
+    shown = [line.partition("iter: ")[2] for line in lines(log)]
+    assert shown == ["1/4  total_loss: 0.5  rare: 7", "3/4  total_loss: 0.5  rare: 7", "4/4  late: 3"]
 
 
 def test_the_eta_is_the_median_step_time_times_the_steps_left(log):
