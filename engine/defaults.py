@@ -1,8 +1,9 @@
 """``DefaultTrainer``: from a config to a run."""
 
 import logging
+import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -78,7 +79,7 @@ class DefaultTrainer(SimpleTrainer):
     _epoch_offset = 0  # see epoch_offset()
     _start: start.RunStart | None = None
     _saved_run: Mapping[str, Any] = {}  # the "run" entry of the loaded checkpoint
-    _resume: bool | None = None
+    _resume: bool | str | None = None
     _last_eval_results: Mapping[str, Any] = {}
     _result: TrainResult | None = None  # of the last train()
     _rng_at_end: dict[str, Any] | None = None  # the random states after the last train()
@@ -141,23 +142,27 @@ class DefaultTrainer(SimpleTrainer):
         super().__init_subclass__(**kwargs)
         support(cls)
 
-    def resume_or_load(self, resume: bool = True) -> None:
+    def resume_or_load(self, resume: "bool | str | os.PathLike[str]" = True) -> None:
         """Load the last checkpoint in OUTPUT_DIR if ``resume`` is True and there is one; otherwise MODEL.WEIGHTS.
 
         A resumed run continues exactly: model, optimizer, schedule, hooks, metrics, data, random numbers are restored.
+        If ``resume`` is a path, that checkpoint is loaded. When training begins, ``last_checkpoint`` names it if it is
+        in OUTPUT_DIR, and an earlier run in OUTPUT_DIR is moved away if it is not.
 
         Raises:
             ConfigError: the file does not exist or is damaged, or the checkpoint does not fit the config.
         """
         self._saved_run = {}
-        self._resume = resume
+        self._resume = resume = resume if isinstance(resume, bool) else os.fspath(resume)
         if resume:
-            changes.use_saved_seed(self)
+            changes.use_saved_seed(self, resume)
         model, checkpointer = self.cfg.MODEL, checked(self.checkpointer)
         content = checkpointer.resume_or_load(
             model.WEIGHTS, resume=resume, strict=model.WEIGHTS_STRICT, weights_from=model.WEIGHTS_FROM
         )
         if checkpointer.resumed_from:
+            if isinstance(resume, str):
+                self._resume = os.path.abspath(checkpointer.resumed_from)  # the program may change its folder
             if not self._has_state:
                 self.iter = self.finished_iter = changes.continue_without_state(content)
             self.start_iter = self.finished_iter + 1

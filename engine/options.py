@@ -75,7 +75,7 @@ def check_options(args: argparse.Namespace, cfg: CfgNode, trainer: type[DefaultT
             raise ConfigError(
                 f"MODEL.WEIGHTS: is not set; give the weights to {task}: a file, or --resume for the last"
             )
-        if args.resume and not _has_checkpoints(cfg.OUTPUT_DIR):
+        if args.resume is True and not _has_checkpoints(cfg.OUTPUT_DIR):
             raise ConfigError(f"OUTPUT_DIR: there is no checkpoint in {cfg.OUTPUT_DIR} to {task}")
     if evaluates and look != "predict":
         check_metrics(cfg)

@@ -1,6 +1,7 @@
 """``Trainer``: a run in one call, without a config file."""
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, Never
@@ -101,23 +102,24 @@ class Trainer(DefaultTrainer):
             raise MismatchError(f"Trainer() takes no argument '{name}'{hint}")
         super().__init__(config_of_arguments(**arguments))
 
-    def train(self, resume: bool = False) -> TrainResult:  # type: ignore[override]
+    def train(self, resume: "bool | str | os.PathLike[str]" = False) -> TrainResult:  # type: ignore[override]
         """Train; see :meth:`DefaultTrainer.train`.
 
         Args:
-            resume: continue from the last checkpoint in ``output_dir``, if there is one. Otherwise an earlier run there
-                is moved away, as by ``tools/train_net.py``.
+            resume: continue from the last checkpoint in ``output_dir``, if there is one; or from the checkpoint of this
+                path. Otherwise an earlier run there is moved away, as by ``tools/train_net.py``.
 
         Returns:
             How the run ended.
 
         Raises:
-            ConfigError: ``resume`` is not a bool. The length is an argument of the trainer.
+            ConfigError: ``resume`` is neither. The length is an argument of the trainer.
         """
-        if not isinstance(resume, bool):
+        is_length = isinstance(resume, str) and re.fullmatch(r"\d+ ?[a-z]*", resume)
+        if is_length or not isinstance(resume, bool | str | os.PathLike):
             raise ConfigError(
-                f"train(): resume is True or False, not {resume!r}. For the length, pass length={resume!r} to "
-                f"{type(self).__name__}(...), or set trainer.max_iter before train()"
+                f"train(): resume is True, False or a checkpoint's path, not {resume!r}. For the length, pass "
+                f"length={resume!r} to {type(self).__name__}(...), or set trainer.max_iter before train()"
             )
         if resume or self._resume is None:
             self.resume_or_load(resume=resume)

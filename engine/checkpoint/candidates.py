@@ -11,13 +11,16 @@ from ...config import ConfigError
 from ...config.files.run_folder import run_folder
 from .. import comm
 from .files import STATE_FILE, load_torch_file, verify_checkpoint
+from .weights import find_checkpoint
 
 __all__ = [
     "check_resumable",
+    "find_named",
     "find_resumable",
     "first_resumable",
     "iteration_of",
     "iterations",
+    "named_checkpoint",
     "newest_first",
     "saved_config",
     "saved_run",
@@ -66,6 +69,41 @@ def _find_resumable(checkpointer: Any) -> str:
             "(MODEL.WEIGHTS) if you like"
         )
     return found
+
+
+def find_named(checkpointer: Any, path: str) -> str:
+    """Return the checkpoint that a user has named to resume from.
+
+    Args:
+        checkpointer: a :class:`~hookline.engine.checkpoint.Checkpointer`.
+        path: see :func:`named_checkpoint`.
+
+    Raises:
+        ConfigError: there is no such file, or it cannot be resumed from.
+    """
+
+    def find() -> str:
+        found = named_checkpoint(path, checkpointer.save_dir)
+        check_resumable(found, checkpointer.checkpointables.keys() & {"trainer"})
+        return found
+
+    found: str = comm.on_main_process(find)
+    logger.info("Resuming from %s", found)
+    return found
+
+
+def named_checkpoint(path: str, folder: str) -> str:
+    """Return the local checkpoint that a path names.
+
+    Args:
+        path: a file, a folder of shards, a run's folder (its last checkpoint), or the name of a file in ``folder``.
+        folder: the run's folder.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    here = os.path.join(folder, path)
+    return find_checkpoint(here if os.path.exists(here) and not os.path.exists(path) else path)
 
 
 def first_resumable(paths: Iterable[str], needed: Collection[str]) -> str:
@@ -145,7 +183,10 @@ def check_resumable(path: str, needed: Collection[str]) -> None:
     content = _read(path)
     missing = {"model", *needed} - (content.keys() if isinstance(content, dict) else set())
     if missing:
-        raise ConfigError(f"{path} cannot be resumed from: it has no {', '.join(sorted(missing))}")
+        raise ConfigError(
+            f"{path} cannot be resumed from: it has no {', '.join(sorted(missing))}. To start from its weights only, "
+            "set MODEL.WEIGHTS to it"
+        )
     iterations(content, path)
 
 

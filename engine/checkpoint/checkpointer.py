@@ -21,7 +21,7 @@ from torch import nn
 from ...config.errors import ConfigError, loading
 from ...hooks.common import unwrap_model
 from .. import comm
-from .candidates import find_resumable, iterations
+from .candidates import find_named, find_resumable, iterations
 from .files import CheckpointError, CheckpointFolder, OnError, OnSaved, Saver, read_tag, write_checkpoint
 from .matching import LoadReport, load_weights, split_query
 from .state import plain_name, to_plain
@@ -224,13 +224,14 @@ class Checkpointer(FvcoreCheckpointer):
         return checkpoint
 
     def resume_or_load(
-        self, path: str, *, resume: bool = True, strict: bool = False, weights_from: str = "model"
+        self, path: str, *, resume: bool | str = True, strict: bool = False, weights_from: str = "model"
     ) -> dict[str, Any]:
         """Resume from the last checkpoint of ``save_dir``, or load the weights in ``path`` if there is none.
 
         Args:
             path: weights to start from; only the model is loaded.
             resume: whether to look for a last checkpoint and load all of it. Damaged ones are skipped with a warning.
+                Or the path of a checkpoint to resume from, or its name in ``save_dir``.
             strict: see :meth:`load`; applies to ``path`` only.
             weights_from: see :meth:`load`. A resume that also loads a trainer takes the model's weights: the
                 trainer's hooks load the averaged ones.
@@ -239,7 +240,9 @@ class Checkpointer(FvcoreCheckpointer):
             The remaining content of the file.
         """
         self.wait()
-        self.resumed_from = find_resumable(self) if resume else ""
+        self.resumed_from = ""
+        if resume:
+            self.resumed_from = find_named(self, resume) if isinstance(resume, str) else find_resumable(self)
         if self.resumed_from:
             return self.load(self.resumed_from, weights_from="model" if self.checkpointables else weights_from)
         return self.load(path, checkpointables=[], strict=strict, weights_from=weights_from)

@@ -19,9 +19,9 @@ __all__ = ["DefaultPredictor", "load_weights"]
 
 
 def load_weights(
-    cfg: CfgNode, model: nn.Module, resume: bool = False, kind: type[Checkpointer] = Checkpointer
+    cfg: CfgNode, model: nn.Module, resume: bool | str = False, kind: type[Checkpointer] = Checkpointer
 ) -> dict[str, Any]:
-    """Load MODEL.WEIGHTS, or with ``resume`` the weights of the last checkpoint, and return the checkpoint's rest.
+    """Load MODEL.WEIGHTS, or with ``resume`` the last or the named checkpoint's weights, and return its rest.
 
     Raises:
         ConfigError: there are none, they cannot be read, or they are of another model.

@@ -191,9 +191,9 @@ def _count_epochs(trainer: Any, saved: Mapping[str, Any]) -> None:
         apply_lengths(trainer, cfg)
 
 
-def use_saved_seed(trainer: Any) -> None:
+def use_saved_seed(trainer: Any, resume: bool | str) -> None:
     """Use the saved run's seed if one was drawn before the trainer knew that it resumes."""
-    seed = trainer._start.take_saved_seed() if trainer._start is not None else -1
+    seed = trainer._start.take_saved_seed(resume) if trainer._start is not None else -1
     if seed >= 0:
         cfg, trainer.given = trainer._resolved.clone(), trainer.given.clone()
         set_seed(cfg, seed)

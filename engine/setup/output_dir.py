@@ -62,13 +62,14 @@ class OutputDir:
         except OSError as error:
             raise ConfigError(f"OUTPUT_DIR: cannot create {self.path}: {error.strerror}") from error
 
-    def take(self, resume: bool, config: str) -> None:
+    def take(self, resume: bool, config: str, last: str = "") -> None:
         """Lock the folder for training, move an earlier run away unless it is resumed, and write ``config.yaml``.
 
         Args:
             resume: whether the run in the folder is resumed.
             config: the text of ``config.yaml``; an existing file with another text is kept as ``config.yaml.old``.
                 Empty: the file is not written, since nothing will be trained.
+            last: the checkpoint in the folder that is resumed, if that is not the one in ``last_checkpoint``.
         """
         moved = self.folder.take(resume)
         try:
@@ -81,6 +82,9 @@ class OutputDir:
                 logger.info("The earlier run in %s is now in %s", self.path, moved)
             if config:
                 self._write_config(config)
+            if last:  # from here on the later ones are of a run that was given up
+                claim(path := os.path.join(self.path, "last_checkpoint"), keep=True)
+                replace_text(path, last)
         except BaseException:
             close_logs(self.path)
             self.folder.release()

@@ -23,7 +23,7 @@ from ...config import CfgNode, ConfigError, Duration, get_cfg
 from ...config.yaml_files import find_config
 from ...hooks.common import preserve_rng
 from .. import comm
-from ..checkpoint.candidates import saved_config
+from ..checkpoint.candidates import named_checkpoint, saved_config, saved_run
 from ..evaluation import build_metrics, check_metrics
 from ..launch import check_alone, check_restarts, check_same_config
 from .check import check_config, unknown_parts
@@ -70,7 +70,9 @@ def default_setup(cfg: Any, args: Any = None) -> None:
         ConfigError: the config is invalid, OUTPUT_DIR cannot be used, or the processes of ``--num-gpus`` were not
             started.
     """
-    options = {name: bool(getattr(args, name, False)) for name in ("resume", "eval_only")}
+    options: dict[str, Any] = {name: bool(getattr(args, name, False)) for name in ("resume", "eval_only")}
+    if isinstance(path := option(args, "resume"), str):
+        options["resume"] = path
     options |= {name: bool(option(args, name)) for name in ("predict", "dry_run")}
     inference = options["eval_only"] or options["predict"]
     check_processes(args)
@@ -175,12 +177,13 @@ class RunStart:
     Args:
         cfg: the full config. If a seed is drawn, it is put into it.
         kind: see :data:`~hookline.engine.setup.output_dir.RunKind`.
-        resume: whether the run in OUTPUT_DIR is resumed; None if that is not known yet.
+        resume: whether the run in OUTPUT_DIR is resumed, or the path of a checkpoint that is; None if that is not known
+            yet.
         text: the content of ``config.yaml``. Default: the config's.
     """
 
     def __init__(
-        self, cfg: CfgNode, kind: RunKind, resume: bool | None, text: str | None = None, given: Any = None
+        self, cfg: CfgNode, kind: RunKind, resume: bool | str | None, text: str | None = None, given: Any = None
     ) -> None:
         self.given = weakref.ref(cfg if given is None else given)
         self.kind = kind
@@ -219,7 +222,7 @@ class RunStart:
             comm.on_main_process(self._output.check)
         if self.kind != "dry" or self._resume:
             self._drew_seed = cfg.SEED < 0 and self._resume is None
-            choose_seed(cfg, bool(self._resume))
+            choose_seed(cfg, self._resume or False)
         self._text = self._text or cfg.dump(sort_keys=False)
         for name in LOGGERS:
             setup_logger(distributed_rank=rank, name=name)
@@ -251,23 +254,26 @@ class RunStart:
         if self.kind in ("train", "inference"):
             comm.on_main_process(self._output.create)
 
-    def take_saved_seed(self) -> int:
+    def take_saved_seed(self, resume: bool | str) -> int:
         """Record that the run is resumed, and its seed, if this start drew another one before that was known.
+
+        Args:
+            resume: True, or the path of the checkpoint.
 
         Returns:
             The seed; negative if the seed of this start does not change.
         """
-        self._resume = True  # a resume may write a checkpoint from memory before training begins
+        self._resume = resume  # a resume may write a checkpoint from memory before training begins
         if not self._drew_seed:
             return -1
-        seed: int = comm.on_main_process(lambda: saved_seed(self.path))
+        seed: int = comm.on_main_process(lambda: saved_seed(self.path, resume))
         if seed >= 0:
             cfg = CfgNode.load_cfg(self._text)
             set_seed(cfg, seed)
             self._text = cfg.dump(sort_keys=False)
         return seed
 
-    def begin(self, resume: bool | None = None, trains: bool = True) -> None:
+    def begin(self, resume: bool | str | None = None, trains: bool = True) -> None:
         """Take the folder, write config.yaml and open the log. All ranks call it.
 
         Args:
@@ -294,13 +300,13 @@ class RunStart:
             self.begin()
 
     @contextmanager
-    def running(self, resume: bool | None, trains: bool) -> Iterator[None]:
+    def running(self, resume: bool | str | None, trains: bool) -> Iterator[None]:
         """Begin with the first step; at the end of the block, release the folder for other runs.
 
         A run that has begun before, or that trains nothing, begins at once. A trial has no folder.
         """
         check_ignored(self.args, "eval_only", "predict", "replay", "samples", "dry_run")
-        if resume is False:
+        if resume is False or (isinstance(option(self.args, "resume"), str) and not isinstance(resume, str)):
             check_ignored(self.args, "resume")
         check_processes(self.args)
         if self.kind == "trial":
@@ -308,7 +314,7 @@ class RunStart:
             return
         if resume is not None:
             self._resume = resume
-        if not self._resume:
+        if not self._resume or isinstance(self._resume, str):
             check_restarts()
         self.waits = trains and not self._begun
         if not self.waits:
@@ -332,7 +338,11 @@ class RunStart:
             elif self.kind == "inference":
                 self._output.join()
             else:
-                self._output.take(bool(self._resume), self._text if self._trains else "")
+                resume, last = bool(self._resume), ""
+                if isinstance(self._resume, str):
+                    folder, last = os.path.split(os.path.realpath(named_checkpoint(self._resume, self.path)))
+                    resume = folder == os.path.realpath(self.path)
+                self._output.take(resume, self._text if self._trains else "", last if resume and self._trains else "")
         except OSError as error:
             raise ConfigError(f"OUTPUT_DIR: cannot write to {self.path}: {error.strerror or error}") from error
         self._begun = True
@@ -430,7 +440,7 @@ def folder_of(cfg: Any) -> str:
     return folder
 
 
-def lazy_run(cfg: Any, resume: bool) -> tuple[CfgNode, str]:
+def lazy_run(cfg: Any, resume: bool | str) -> tuple[CfgNode, str]:
     """Return the keys that the start of a run uses, and the text of ``config.yaml``.
 
     A seed that is missing or negative is drawn, the same for all ranks, or taken from the run that is resumed. It is
@@ -438,7 +448,7 @@ def lazy_run(cfg: Any, resume: bool) -> tuple[CfgNode, str]:
 
     Args:
         cfg: a config of :class:`~hookline.config.LazyConfig`.
-        resume: whether the run in the output folder is resumed.
+        resume: whether the run in the output folder is resumed, or the path of a checkpoint that is.
     """
     from omegaconf import OmegaConf
 
@@ -469,10 +479,12 @@ def _find(cfg: Any, name: str) -> tuple[str, Any]:
     return _KEYS[name][-1], None
 
 
-def _draw(folder: str, resume: bool) -> int:
+def _draw(folder: str, resume: bool | str) -> int:
     """Draw a seed, or read the resumed run's."""
     from ...config import LazyConfig
 
+    if isinstance(resume, str):
+        folder = os.path.dirname(os.path.realpath(named_checkpoint(resume, folder)))
     path = os.path.join(folder, "config.yaml")
     seed = _find(LazyConfig.load(path), "SEED")[1] if resume and os.path.isfile(path) else None
     return int.from_bytes(os.urandom(4), "little") % 2**31 if seed is None else seed
@@ -481,31 +493,36 @@ def _draw(folder: str, resume: bool) -> int:
 # ---------------------------------------------------------------------------- seeds
 
 
-def choose_seed(cfg: CfgNode, resume: bool) -> None:
+def choose_seed(cfg: CfgNode, resume: bool | str) -> None:
     """Set SEED to a random seed if it is negative. All ranks get the same one.
 
     Args:
         cfg: the full config; it is changed.
-        resume: reuse the seed of the run in OUTPUT_DIR, from its ``config.yaml`` or else from its last readable
-            checkpoint.
+        resume: reuse the seed of the run that is resumed: see :func:`saved_seed`.
     """
     if cfg.SEED >= 0:
         return
 
     def choose() -> int:
-        seed = saved_seed(cfg.OUTPUT_DIR) if resume else -1
+        seed = saved_seed(cfg.OUTPUT_DIR, resume) if resume else -1
         return seed if seed >= 0 else int.from_bytes(os.urandom(4), "little") % 2**31
 
     set_seed(cfg, comm.on_main_process(choose))
 
 
-def saved_seed(folder: str) -> int:
-    """Return the seed of the run in a folder; negative if there is none."""
+def saved_seed(folder: str, resume: bool | str = True) -> int:
+    """Return the seed of a run; negative if there is none.
+
+    Args:
+        folder: its folder. The seed is in its ``config.yaml``, or else in its last readable checkpoint.
+        resume: the path of a checkpoint whose seed is returned instead, if it has one.
+    """
     path = os.path.join(folder, "config.yaml")
-    if os.path.isfile(path):
+    text = saved_run(named_checkpoint(resume, folder)).get("config", "") if isinstance(resume, str) else ""
+    if os.path.isfile(path) and not text:
         saved: Any = CfgNode.load_yaml_with_base(path)
     else:
-        saved = CfgNode.load_cfg(saved_config(folder) or "{}")
+        saved = CfgNode.load_cfg(text or saved_config(folder) or "{}")
     return int(saved.get("SEED", -1))
 
 

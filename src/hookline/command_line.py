@@ -48,7 +48,10 @@ PROCESSES = ("num_gpus", "num_machines", "machine_rank", "dist_url")
 _OPTIONS: dict[str, dict[str, Any]] = {
     "config_file": {"default": "", "metavar": "FILE", "help": "YAML file of the run, or an example's name"},
     "trainer": {"default": "", "metavar": "NAME", "help": "your subclass of DefaultTrainer, as my_trainer:Trainer"},
-    "resume": {"action": "store_true", "help": "resume from the last checkpoint in OUTPUT_DIR"},
+    "resume": {
+        **{"nargs": "?", "default": False, "type": lambda path: path or True, "metavar": "PATH"},
+        "help": "resume from the last checkpoint in OUTPUT_DIR, or from a named one",
+    },
     "eval_only": {"action": "store_true", "help": "evaluate MODEL.WEIGHTS on DATASETS.TEST and exit"},
     "predict": {"action": "store_true", "help": "write predictions of MODEL.WEIGHTS for DATASETS.TEST"},
     "replay": {"type": int, "metavar": "N", "help": "run step N of the run in OUTPUT_DIR again"},
@@ -86,12 +89,27 @@ class ArgumentParser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}{hint}\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        resume = self._option_string_actions.get("--resume")
+        if resume is not None and resume.nargs == "?":
+            args = _with_resume(sys.argv[1:] if args is None else list(args))
         if namespace is not None or not self.ours:
             return self.parse_intermixed_args(args, namespace)
         parsed = self.parse_intermixed_args(args, Namespace())
         scripts = {action.dest for action in self._actions if action not in self.ours}
         parsed.ours = {action.dest for action in self.ours if action in self._actions} - scripts
         return parsed
+
+
+def _with_resume(words: list[str]) -> list[str]:
+    """Join ``--resume`` and a path behind it, which may also be the first of the KEY VALUE pairs."""
+    joined: list[str] = []
+    for word in words:
+        is_path = word.endswith(".pth") or os.sep in word or (os.path.exists(word) and not word.isupper())
+        if joined and joined[-1] == "--resume=" and is_path:
+            joined[-1] += word
+        else:
+            joined.append("--resume=" if word in ("--res", "--resu", "--resum", "--resume") else word)
+    return joined
 
 
 class Namespace(argparse.Namespace):

@@ -414,6 +414,32 @@ def test_a_resumed_run_ends_with_the_same_weights(make, seed, model, tmp_path):
     assert f"SEED: {seed}\n" in (tmp_path / "b" / "config.yaml").read_text()
 
 
+def test_a_run_continues_from_a_named_checkpoint_in_its_folder_or_in_another(make, tmp_path):
+    options = {"optimizer": "AdamW", "length": 8, "seed": None, "config": {"SOLVER.CHECKPOINT_PERIOD": 2}}
+    whole = make(folder="a", **options)
+    whole.train()
+    table = rows(tmp_path / "a")
+    last = tmp_path / "a/last_checkpoint"
+    broken = make(folder="a", hooks=[CallbackHook(after_step=lambda trainer: 1 / (trainer.iter - 4))], **options)
+    with pytest.raises(ZeroDivisionError):
+        broken.train(resume=tmp_path / "a/model_0000003.pth")
+    assert (broken.start_iter, last.read_text()) == (4, "model_0000003.pth")  # for --resume
+    for folder, path in (("a", "model_0000001.pth"), ("b", str(tmp_path / "a/model_0000001.pth"))):
+        trainer = make(folder=folder, **options)
+        assert trainer.train(resume=path).iteration == 8
+        assert (trainer.start_iter, trainer.cfg.SEED) == (2, whole.cfg.SEED)
+        assert torch.equal(weights(trainer), weights(whole))
+    assert [row["loss"] for row in rows(tmp_path / "a")] == [row["loss"] for row in table]
+    assert rows(tmp_path / "b")[0]["iteration"] == 2
+    make(folder="c", **options).train()
+    make(folder="c", **options).train(resume=tmp_path / "a/model_0000003.pth")
+    assert (tmp_path / "c/previous_001/model_0000001.pth").exists()
+    torch.save(whole.model.state_dict(), tmp_path / "weights.pth")
+    for path, problem in (("nothing.pth", "no file"), (tmp_path / "weights.pth", "set MODEL.WEIGHTS to it")):
+        with pytest.raises(ConfigError, match=problem):
+            make(folder="a", **options).train(resume=path)
+
+
 def test_the_length_is_an_argument_and_max_iter_a_number(make):
     for length in (100, "10ep", 1):
         with pytest.raises(ConfigError, match=rf"length={length!r}.*max_iter"):
