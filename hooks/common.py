@@ -117,7 +117,13 @@ def convert(batch: Any, leaf: Callable[[Any], Any]) -> Any:
     return batch
 
 
-# ---------------------------------------------------------------------------- models and optimizers
+# ---------------------------------------------------------------------------- trainers, models and optimizers
+
+
+def run_folder(trainer: Any) -> str | None:
+    """Return the folder of a trainer's run, OUTPUT_DIR of its config; None if it has no config."""
+    return getattr(getattr(trainer, "cfg", None), "OUTPUT_DIR", None)
+
 
 # Names that an error lists at most.
 _MAX_LISTED = 20

@@ -9,6 +9,7 @@ import torch
 
 from ...config import Duration
 from ..base import HOOK_REGISTRY, Every, HookBase, Period
+from ..common import run_folder
 
 __all__ = ["GarbageCollection", "MemoryMonitor", "MemorySnapshot", "TorchMemoryStats"]
 
@@ -94,12 +95,12 @@ class MemorySnapshot(HookBase):
     steps, or when an error such as out of memory ends training. Without CUDA it only logs that. Saves nothing.
 
     Args:
-        output_dir: folder of the file.
+        output_dir: folder of the file. Default: the run's folder, or the current one if the trainer has no config.
         start: the first iteration that is recorded.
         steps: number of iterations.
     """
 
-    def __init__(self, output_dir: str, start: int = 10, steps: int = 3) -> None:
+    def __init__(self, output_dir: str | None = None, start: int = 10, steps: int = 3) -> None:
         self._output_dir = output_dir
         self._start = start
         self._steps = steps
@@ -130,7 +131,7 @@ class MemorySnapshot(HookBase):
         self._recording = False
         rank = self.trainer.comm.get_rank()
         name = f"memory_iter{self._start}{f'_rank{rank}' if rank else ''}.pickle"
-        path = os.path.join(self._output_dir, name)
+        path = os.path.join(self._output_dir or run_folder(self.trainer) or ".", name)
         torch.cuda.memory._dump_snapshot(path)
         torch.cuda.memory._record_memory_history(enabled=None)
         logger.info("GPU memory of iterations %d to %d: %s", self._start, self.trainer.iter, path)

@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity
 from ...config import ConfigError
 from ...config.files.run_folder import claim
 from ..base import HOOK_REGISTRY, HookBase
+from ..common import run_folder
 
 __all__ = ["AutogradProfiler", "TorchProfiler"]
 
@@ -29,7 +30,7 @@ class TorchProfiler(HookBase):
 
     Args:
         enable_predicate: called with the trainer before each step; returns whether to profile it.
-        output_dir: where to write; in a config the default is the run's folder.
+        output_dir: where to write. Default: the run's folder, or the current one if the trainer has no config.
         activities: what to profile; None: everything available.
         save_tensorboard: whether to write a folder for TensorBoard instead of a file.
         start: without a predicate: how many steps to skip from the start of the run. Default: 10.
@@ -43,7 +44,7 @@ class TorchProfiler(HookBase):
     def __init__(
         self,
         enable_predicate: Callable[[Any], bool] | None = None,
-        output_dir: str = ".",
+        output_dir: str | None = None,
         *,
         activities: Sequence[ProfilerActivity] | None = None,
         save_tensorboard: bool = True,
@@ -87,19 +88,19 @@ class TorchProfiler(HookBase):
 
     def _write(self, profiler: Any) -> str:
         """Write the profile and return its path."""
-        rank = self.trainer.comm.get_rank()
+        rank, output_dir = self.trainer.comm.get_rank(), self._output_dir or run_folder(self.trainer) or "."
         if self._save_tensorboard:
-            folder = str(Path(self._output_dir) / f"profiler-tensorboard-iter{self.trainer.iter}")
+            folder = str(Path(output_dir) / f"profiler-tensorboard-iter{self.trainer.iter}")
             claim(folder, keep=True)  # of all ranks; names of files have a time
             torch.profiler.tensorboard_trace_handler(folder, f"worker{rank}")(profiler)
             return folder
-        base = str(Path(self._output_dir) / f"{self._trace}-iter{self.trainer.iter}")
+        base = str(Path(output_dir) / f"{self._trace}-iter{self.trainer.iter}")
         paths = [
             f"{base}-rank{one}.json" if one else f"{base}.json" for one in range(self.trainer.comm.get_world_size())
         ]
         for path in paths:
             claim(path, keep=True)  # another rank may have written its own
-        os.makedirs(self._output_dir, exist_ok=True)
+        os.makedirs(output_dir, exist_ok=True)
         profiler.export_chrome_trace(paths[rank])
         return paths[rank]
 
@@ -121,7 +122,7 @@ class AutogradProfiler(TorchProfiler):
     def __init__(
         self,
         enable_predicate: Callable[[Any], bool] | None = None,
-        output_dir: str = ".",
+        output_dir: str | None = None,
         *,
         use_cuda: bool = True,
         start: int | None = None,

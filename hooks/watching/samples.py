@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ...config import CfgNode, ConfigError
+from ...config import ConfigError
 from ...config.files.atomic import replace_file
 from ...config.files.run_folder import claim
 from ..base import HOOK_REGISTRY, HookBase
-from ..common import class_names_of
+from ..common import class_names_of, run_folder
 from ..event_storage import has_event_storage
 
 __all__ = ["SamplePredictions"]
@@ -38,8 +38,7 @@ class SamplePredictions(HookBase):
         num: number of images, at most: the first one of each class.
         class_names: names of the classes. Default: ``classes`` of the training data set, as of ``ImageFolder``, or
             their numbers.
-        output_dir: the run's folder. None: no files.
-        cfg: the config; with its FAST_DEV_RUN no file is written.
+        output_dir: where to make the folder. Default: the run's folder; a trainer without a config writes no files.
     """
 
     def __init__(
@@ -47,7 +46,6 @@ class SamplePredictions(HookBase):
         num: int = 16,
         class_names: Sequence[str] = (),
         output_dir: str | None = None,
-        cfg: CfgNode | None = None,
     ) -> None:
         try:
             import PIL.Image  # noqa: F401 (tried)
@@ -55,7 +53,7 @@ class SamplePredictions(HookBase):
             raise ConfigError("SamplePredictions needs Pillow: pip install 'hookline[images]'") from error
         self._num = num
         self._names = list(class_names)
-        self._folder = None if output_dir is None or (cfg and cfg.FAST_DEV_RUN) else os.path.join(output_dir, "samples")
+        self._output_dir = output_dir
         self._samples: dict[int, tuple[torch.Tensor, str, bool]] = {}
         self._warned = False
 
@@ -93,9 +91,11 @@ class SamplePredictions(HookBase):
         self._samples = {}
         if has_event_storage():
             self.trainer.storage.put_image("samples", torch.from_numpy(np.array(picture)).permute(2, 0, 1))
-        if self._folder is not None:
-            os.makedirs(self._folder, exist_ok=True)
-            path = os.path.join(self._folder, f"iter_{self.trainer.finished_iter + 1:07d}.png")
+        output_dir = self._output_dir or run_folder(self.trainer)
+        if output_dir is not None and not getattr(getattr(self.trainer, "cfg", None), "FAST_DEV_RUN", False):
+            folder = os.path.join(output_dir, "samples")
+            os.makedirs(folder, exist_ok=True)
+            path = os.path.join(folder, f"iter_{self.trainer.finished_iter + 1:07d}.png")
             claim(path)
             replace_file(path, lambda file: picture.save(file, format="png"))
 
