@@ -35,10 +35,10 @@ def test_each_evaluation_writes_a_picture_of_one_sample_of_each_class(tmp_path):
 def test_hook_objects_write_into_the_runs_folder_as_named_ones_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = torch.rand(8, 1, 4, 4), torch.arange(8) % 2
-    model, when = nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), {"start": 0, "steps": 1}
-    hooks = [SamplePredictions(num=2), TorchProfiler(**when), AutogradProfiler(**when)]
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    hooks = [SamplePredictions(num=2), TorchProfiler(start=0, steps=1), AutogradProfiler(start=1, steps=1)]
     options = {"loss": nn.CrossEntropyLoss(), "hooks": hooks, "batch_size": 4, "length": 2, "output_dir": "run"}
     Trainer(model, data, data, **options).train()
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    written = {"samples/iter_0000002.png", "profiler-tensorboard-iter0", "autograd-trace-iter0.json"}
+    written = {"samples/iter_0000002.png", "profiler-tensorboard-iter0", "autograd-trace-iter1.json"}
     assert all((tmp_path / "run" / name).exists() for name in written)
