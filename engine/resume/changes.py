@@ -18,6 +18,7 @@ from ... import hooks
 from ...config import CfgNode, ConfigError
 from ...config.errors import printable
 from ...hooks.common import has_shards, optimizers_of
+from ...hooks.control.lr_scheduler import follow_rates
 from .. import comm
 from ..checkpoint import unwrap_model
 from ..checkpoint.weights import read_checkpoint
@@ -176,6 +177,7 @@ def apply_changes(trainer: Any, saved: Mapping[str, Any]) -> None:
         return
     for one in schedulers_of(trainer.scheduler):
         if isinstance(one, LRMultiplier):
+            follow_rates(one)
             one.base_lrs = [group["initial_lr"] for group in one.optimizer.param_groups]
             one.step(one.last_epoch)
     check_kept_schedules(trainer, CfgNode.load_cfg(saved["config"]).SOLVER, trainer._resolved.SOLVER)

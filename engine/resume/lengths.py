@@ -6,9 +6,12 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from torch.optim.lr_scheduler import LambdaLR
+
 from ...config import CfgNode, ConfigError, Duration
 from ...config.components import errors_at
 from ...hooks.common import length_of
+from ...hooks.control.lr_scheduler import follow_rates
 from ...hooks.writers.periodic import PeriodicWriter
 from ..solver import LRMultiplier, SchedulerList
 from ..solver.schedules import iterations_of, resolve_schedule
@@ -171,6 +174,8 @@ def apply_lengths(trainer: Any, cfg: CfgNode) -> None:
     if all(isinstance(one, LRMultiplier) for one in former):
         with warnings.catch_warnings():  # torch warns that no step of the optimizer comes between
             warnings.simplefilter("ignore")
+            for one in former:
+                follow_rates(one)
             trainer.scheduler = combined(trainer.build_lr_scheduler(cfg, trainer.optimizer), SchedulerList)
         for new, old in zip(schedulers_of(trainer.scheduler), former, strict=True):
             new.load_state_dict(old.state_dict())
@@ -201,7 +206,9 @@ def check_kept_schedules(trainer: Any, before: CfgNode, now: CfgNode) -> None:
     if trainer.max_iter > former:
         lengths = {former, math.ceil(former / (trainer.iters_per_epoch or 1))}
         names = ("T_max", "total_steps", "total_iters", "t_initial")
-        if lengths & {getattr(one, name, None) for one in kept for name in names} or len(kept) < len(schedules):
+        count = math.ceil(former / (trainer.iters_per_epoch or 1)) if now.LR_SCHEDULER_INTERVAL == "epoch" else former
+        ends = any(_ends_at(one, count, now) for one in kept if isinstance(one, LambdaLR))
+        if ends or lengths & {getattr(one, name, None) for one in kept for name in names} or len(kept) < len(schedules):
             changed.append("MAX_ITER")
     if changed:
         trainer._max_iter = former
@@ -210,3 +217,13 @@ def check_kept_schedules(trainer: Any, before: CfgNode, now: CfgNode) -> None:
             f"follow another value (the run was to have {former} iterations). Change it back; or use a schedule of "
             "hookline; or start a new run with MODEL.WEIGHTS and MODEL.WEIGHTS_OPTIMIZER: True"
         )
+
+
+def _ends_at(schedule: LambdaLR, length: int, solver: CfgNode) -> bool:
+    """Return whether functions of the step were made for a length: by an argument, or as their factor is 0 from it on.
+
+    Functions such as transformers' return them, and their arguments are lost in closures.
+    """
+    arguments = [part.get("LR_SCHEDULER_ARGS", {}) for part in (solver, *solver.OPTIMIZERS.values())]
+    is_zero = all(one(length) == one(length + 1) == 0 for one in schedule.lr_lambdas)
+    return is_zero or any(type(value) is int and value == length for args in arguments for value in args.values())

@@ -50,7 +50,8 @@ def get_default_optimizer_params(
         model: the model.
         base_lr: learning rate of every group. None: the optimizer's default.
         weight_decay: weight decay of parameters without another setting. None: the optimizer's default.
-        weight_decay_norm: weight decay of normalisation layers. None: ``weight_decay``.
+        weight_decay_norm: weight decay of normalisation layers: torch's, and parameters of one dimension of modules
+            whose class name ends in "Norm". None: ``weight_decay``.
         bias_lr_factor: factor of the learning rate of parameters named "bias".
         weight_decay_bias: weight decay of parameters named "bias". None: as for other parameters.
         lr_factor_func: from a parameter's full name to a factor of its learning rate.
@@ -84,12 +85,19 @@ def get_default_optimizer_params(
                 continue
             seen.add(parameter)
             values = {key: value for key, value in common.items() if value is not None}
-            if weight_decay_norm is not None and isinstance(module, NORM_MODULES):
+            if weight_decay_norm is not None and _is_of_norm(module, parameter):
                 values["weight_decay"] = weight_decay_norm
             if lr_factor_func is not None:
                 values["lr"] *= lr_factor_func(f"{module_name}.{name}" if module_name else name)
             groups.append({"params": [parameter], **values, **special.get(name, {})})
     return reduce_param_groups(groups)
+
+
+def _is_of_norm(module: nn.Module, parameter: nn.Parameter) -> bool:
+    """Return whether a module's parameter is one of a norm: torch's, or one such as ``LlamaRMSNorm`` by its name."""
+    if isinstance(module, NORM_MODULES):
+        return True
+    return parameter.dim() <= 1 and any(cls.__name__.endswith("Norm") for cls in type(module).__mro__)
 
 
 def reduce_param_groups(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -7,8 +7,9 @@ returns a factor of the base learning rate. ``where`` is 1.0 after the last upda
 
 import inspect
 import logging
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -139,20 +140,17 @@ class LRMultiplier(_TorchScheduler):
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         self._last_lr = self.get_lr()
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
-            if type(group["lr"]) is not float and isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+            _set_rate(group, rate)
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain numbers; the schedule itself is rebuilt from the config."""
-        return {"base_lrs": list(self.base_lrs), "last_epoch": self.last_epoch}
+        return {"base_lrs": list(self.base_lrs), "last_epoch": self.last_epoch, "last_lr": list(self._last_lr)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a position. The optimizer's learning rates are part of the optimizer's state and do not change."""
         self.base_lrs = list(state_dict["base_lrs"])
         self.last_epoch = state_dict["last_epoch"]
-        self._last_lr = self.get_lr()
+        self._last_lr = list(state_dict.get("last_lr") or self.get_lr())  # what follow_rates() compares with
 
 
 @runtime_checkable
@@ -172,6 +170,59 @@ def takes_epoch(kind: type) -> bool:
     return any(one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
 
 
+def _mark(group: Mapping[str, Any]) -> Any:
+    """Return what shows that a group's rate was set: the rate; of a tensor, which may be on a GPU, its version."""
+    rate = group["lr"]
+    return rate if type(rate) is float or not isinstance(rate, torch.Tensor) else rate._version
+
+
+def follow_rates(scheduler: Any, at_start: bool = False) -> str:
+    """Scale the base rates of a torch scheduler where the rates are not those that it has set.
+
+    Args:
+        scheduler: a scheduler; for other kinds than torch's nothing changes, nor for ``ReduceLROnPlateau``.
+        at_start: before the first step: the rates are base rates, and become those of the first step.
+
+    Returns:
+        A text for the log; empty if nothing was set.
+    """
+    text, last_rates = "", getattr(scheduler, "_last_lr", ())
+    if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, _TorchScheduler):
+        return text  # the former reads the rates itself
+    for index, (group, last) in enumerate(zip(scheduler.optimizer.param_groups, last_rates, strict=False)):
+        rate, last = float(group["lr"]), float(last)
+        if math.isclose(rate, last, rel_tol=1e-6 if isinstance(group["lr"], torch.Tensor) else 1e-9):
+            continue
+        former = float(group.get("initial_lr", last)) if at_start else last
+
+        def scaled(base: Any, rate: float = rate, former: float = former) -> float:
+            return rate if base == former or not former else float(base) * (rate / former)
+
+        for part in _parts(scheduler):
+            for rates in (getattr(part, "base_lrs", []), getattr(part, "max_lrs", [])):
+                rates[index : index + 1] = map(scaled, rates[index : index + 1])
+        group |= {key: scaled(group[key]) for key in ("initial_lr", "max_lr", "min_lr") if key in group}
+        if at_start and former:
+            _set_rate(group, rate if last == former else last * (rate / former))
+        last_rates[index] = group["lr"] if at_start else rate
+        text = text or f"was set to {rate:g}, which scales the rates of the schedule (it had set {last:g}) from now on"
+    return text
+
+
+def _parts(scheduler: Any) -> Iterator[Any]:
+    """Yield a scheduler, and those that a ``SequentialLR`` or ``ChainedScheduler`` is made of."""
+    yield scheduler
+    for part in getattr(scheduler, "_schedulers", ()):
+        yield from _parts(part)
+
+
+def _set_rate(group: dict[str, Any], rate: float) -> None:
+    if type(group["lr"]) is not float and isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
+
+
 @HOOK_REGISTRY.register()
 class LRScheduler(HookBase):
     """Steps a learning rate scheduler after each iteration, and puts the rate that was used as ``lr``.
@@ -179,6 +230,9 @@ class LRScheduler(HookBase):
     ``ReduceLROnPlateau`` is stepped with a metric instead, after each evaluation that puts a new value of it. timm's
     schedulers are told the number of the update after each iteration, and the number of the epoch after each epoch;
     pytorch-accelerated's the number of the update, from 0.
+
+    A rate that a script or another hook has set scales the scheduler's base rate from then on; before the first step it
+    is the base rate, of which a warm-up still takes its part. timm's schedulers set their own rates again.
 
     Saves the scheduler's state, and the iteration of the last metric value.
 
@@ -221,6 +275,8 @@ class LRScheduler(HookBase):
         self._length = 0
         self._by_updates = self._takes_epoch = False
         self._each_step = True
+        self._noted: list[Any] | None = None  # the rates after the last step; of tensors their versions
+        self._told = False
 
     @property
     def scheduler(self) -> Any:
@@ -235,9 +291,11 @@ class LRScheduler(HookBase):
         if isinstance(self.scheduler, ParamScheduler):
             self._factors = self.scheduler
         if self._factors is not None:  # each train() has its own length
+            follow_rates(self._scheduler)
             for group in self._optimizer.param_groups if trainer.start_iter else ():
                 group.setdefault("initial_lr", group["lr"])
             self._scheduler = LRMultiplier(self._optimizer, self._factors, trainer.max_iter, trainer.start_iter - 1)
+        self._tell(follow_rates(self.scheduler, at_start=trainer.start_iter == 0))
         self.set_max_iter(trainer.max_iter)
         for other in trainer.find_hooks(LRScheduler):
             if other is not self and other.scheduler is self.scheduler:
@@ -248,6 +306,7 @@ class LRScheduler(HookBase):
         self._by_updates = not isinstance(self.scheduler, _TorchScheduler) and isinstance(self.scheduler, TimmScheduler)
         self._takes_epoch = self._by_updates and takes_epoch(type(self.scheduler))
         self._each_step = self._metric is None and self._interval == "iteration" and not self._by_updates
+        self._noted = None
 
     def _check_metric(self) -> None:
         scheduler = self.scheduler
@@ -265,6 +324,7 @@ class LRScheduler(HookBase):
         Only an fvcore ParamScheduler and an ``LRMultiplier`` have a length that can change. Others continue unchanged.
         """
         before, self._length = self._length, max_iter
+        self._tell(follow_rates(self.scheduler))
         if isinstance(self.scheduler, LRMultiplier) and self.scheduler._max_iter == before != max_iter:
             self.scheduler._max_iter = max_iter
             self.scheduler.step(self.scheduler.last_epoch)
@@ -287,15 +347,34 @@ class LRScheduler(HookBase):
         trainer = self.trainer
         trainer.storage.put_scalar(self._name, lr, smoothing_hint=False)
         if self._each_step:
-            (self._scheduler or (trainer.scheduler if self._part is None else self.scheduler)).step()
+            scheduler = self._scheduler or (trainer.scheduler if self._part is None else self.scheduler)
+            self._step(scheduler, scheduler.step)
         elif self._by_updates:
-            self.scheduler.step_update(trainer.iter + 1 if self._takes_epoch else trainer.iter)
+            scheduler, number = self.scheduler, trainer.iter + 1 if self._takes_epoch else trainer.iter
+            self._step(scheduler, scheduler.step_update, number)
 
     def after_epoch(self) -> None:
         if self._takes_epoch:
-            self.scheduler.step(self.trainer.epoch + 1)
+            self._step(self.scheduler, self.scheduler.step, self.trainer.epoch + 1)
         elif self._interval == "epoch":
-            self.scheduler.step()
+            self._step(self.scheduler, self.scheduler.step)
+
+    def _step(self, scheduler: Any, step: Callable[..., None], *number: int) -> None:
+        """Step a scheduler, which first takes over the rates that others have set."""
+        groups = self._optimizer.param_groups
+        rates = list(map(_mark, groups))
+        if rates != (self._noted or getattr(scheduler, "_last_lr", rates)):
+            ignored = (
+                f"was set, and {type(scheduler).__name__} sets it again: to scale its rates, use a schedule of torch"
+            )
+            self._tell(ignored if self._by_updates else follow_rates(scheduler))
+        step(*number)
+        self._noted = list(map(_mark, groups))
+
+    def _tell(self, text: str) -> None:
+        if text and not self._told:
+            self._told = True
+            logger.info("%s: %s", self._name, text)
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
         if self._metric is None or not has_event_storage():  # an evaluation without training
@@ -314,6 +393,7 @@ class LRScheduler(HookBase):
     def state_dict(self) -> dict[str, Any]:
         if not hasattr(self.scheduler, "state_dict"):
             return {}
+        self._tell(follow_rates(self.scheduler))
         state = self.scheduler.state_dict()
         return state if self._metric is None else {"scheduler": state, "judged_iter": self._metric_iter}
 

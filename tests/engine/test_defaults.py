@@ -277,6 +277,19 @@ def test_a_run_with_a_schedule_of_torch_that_has_a_length_is_not_extended(make, 
     assert trainer.max_iter == trainer.cfg.SOLVER.MAX_ITER == 12
 
 
+def linear(optimizer, num_steps):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1 + max(0, 1 - step / num_steps))
+
+
+@pytest.mark.parametrize("args", [{"num_steps": 12}, {"num_steps": "end"}])
+@pytest.mark.parametrize("when", ["in the middle", "in a resume"])
+def test_a_run_with_a_schedule_function_that_was_made_for_its_length_is_not_extended(make, args, when):
+    own = ["SOLVER.LR_SCHEDULER_NAME", f"{__name__}:linear", "SOLVER.LR_SCHEDULER_ARGS", args, "SOLVER.WARMUP_ITERS", 0]
+    _, extend = extended(make, own, when)
+    with pytest.raises(ConfigError, match="LambdaLR cannot follow"):
+        extend()
+
+
 class SetsItsConfig(DefaultTrainer):
     """As trainers of detectron2 that log to W&B."""
 

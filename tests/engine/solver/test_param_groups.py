@@ -53,6 +53,20 @@ def test_norms_biases_and_overrides_get_their_own_values():
     }
 
 
+class LlamaRMSNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.mix = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4, 4))
+
+
+def test_one_dimensional_parameters_of_modules_named_as_norms_have_the_decay_of_norms():
+    cfg, model = get_cfg(), nn.ModuleDict({"norm": LlamaRMSNorm(), "fc": nn.Linear(4, 4, bias=False)})
+    cfg.SOLVER.WEIGHT_DECAY = 0.1
+    groups = by_name(model, build_optimizer(cfg, model).param_groups)
+    decays = {name: group["weight_decay"] for name, group in groups.items()}
+    assert decays == {"norm.weight": 0.0, "norm.mix": 0.1, "fc.weight": 0.1}
+
+
 def test_scaling_without_a_base_and_biases_configured_twice_are_refused():
     with pytest.raises(ValueError, match="base_lr"):
         get_default_optimizer_params(Model(), bias_lr_factor=2.0)

@@ -94,6 +94,51 @@ def test_each_kind_of_scheduler_sets_the_rates_and_a_resumed_one_continues_exact
     torch.testing.assert_close(resumed.model.state_dict(), trainer.model.state_dict(), rtol=1e-12, atol=0)
 
 
+FOLLOWING = {
+    "fvcore": lambda opt: LinearParamScheduler(1.0, 0.3),
+    "lambda": lambda opt: SCHEDULERS.LambdaLR(opt, lambda i: 1 / (1 + i)),
+    "recursive": lambda opt: SCHEDULERS.ExponentialLR(opt, 0.5),
+    "one cycle": lambda opt: SCHEDULERS.OneCycleLR(opt, 4.0, total_steps=8),
+    "sequence": lambda opt: SCHEDULERS.SequentialLR(
+        opt, [SCHEDULERS.ConstantLR(opt, 0.5, 2), SCHEDULERS.LambdaLR(opt, lambda i: 1 / (1 + i))], [2]
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FOLLOWING)
+def test_a_rate_that_a_hook_sets_scales_the_schedule_from_then_on_also_in_a_resumed_run(kind, tmp_path, caplog):
+    caplog.set_level("INFO")
+
+    def run(end=7, resume=False, at=2):
+        trainer, rates = make_trainer(), Rates()
+        halve = CallbackHook(after_step=lambda t: t.iter == at and t.optimizer.param_groups[0].update(lr=half(t)))
+        stop = CallbackHook(after_step=lambda t: t.iter == end - 1 and t.request_stop("here"))
+        trainer.register_hooks([LRScheduler(scheduler=FOLLOWING[kind](trainer.optimizer)), rates, halve, stop])
+        checkpointer = Checkpointer(trainer.model, str(tmp_path / f"{at}{end}"), trainer=trainer)
+        trainer.register_hooks([PeriodicCheckpointer(checkpointer, 100)])
+        if resume:
+            Checkpointer(trainer.model, str(tmp_path / f"{at}3"), trainer=trainer).resume_or_load("", resume=True)
+        trainer.train(trainer.iter + 1 if resume else 0, 7)
+        return rates.used
+
+    def half(trainer):
+        return trainer.optimizer.param_groups[0]["lr"] * 0.5
+
+    plain, changed = run(at=-1), run()
+    assert changed == pytest.approx([*plain[:3], *(rate * 0.5 for rate in plain[3:])])
+    assert caplog.text.count("lr: was set to") == 1
+    assert run(end=3) + run(resume=True) == changed
+
+
+def test_a_rate_set_before_the_first_step_is_the_base_of_the_schedule_and_its_warm_up():
+    trainer, rates = make_trainer(), Rates()
+    trainer.scheduler = SCHEDULERS.LambdaLR(trainer.optimizer, lambda i: min(1.0, (1 + i) / 4))
+    trainer.optimizer.param_groups[0]["lr"] = 0.4
+    trainer.register_hooks([LRScheduler(), rates])
+    trainer.train(0, 5)
+    assert rates.used == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
+
+
 def test_by_default_the_schedule_is_that_of_the_trainer_also_of_a_second_one():
     hook = LRScheduler()
     for _ in range(2):
