@@ -14,7 +14,7 @@ from torch import nn
 from .. import hooks
 from ..config import CfgNode, Config, ConfigError, Duration
 from ..config.rare_names import imported_when_used
-from ..hooks.checkpoints.periodic import checked
+from ..hooks.checkpoints.fvcore import checked
 from ..hooks.common import capture_rng
 from ..hooks.control.interruption import INTERRUPTED_BY, is_session
 from ..hooks.writers.periodic import smoothing_window

@@ -1,16 +1,19 @@
 """Code as it is written for detectron2's engine, with only the imports changed (see docs/porting/detectron2.md)."""
 
+import contextlib
 import json
 import logging
 import os
+import weakref
 
 import pytest
 import torch
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
 from fvcore.common.checkpoint import PeriodicCheckpointer as FvcorePeriodicCheckpointer
+from small_runs import mlp_config
 from torch import nn
 
-from hookline.engine import HookBase, SimpleTrainer, TrainerBase, hooks
+from hookline.engine import DefaultTrainer, HookBase, SimpleTrainer, TrainerBase, hooks
 from hookline.engine.checkpoint import Checkpointer, DetectionCheckpointer
 from hookline.hooks import CommonMetricPrinter, JSONWriter, get_event_storage, has_event_storage
 
@@ -125,11 +128,12 @@ def test_a_hook_computes_a_validation_loss_and_stands_before_the_writer(tmp_path
 # ---------------------------------------------------------------------------- checkpoints
 
 
-def test_checkpoint_and_schedule_are_resumed(tmp_path):
+@pytest.mark.parametrize("checkpointer_type", [FvcoreCheckpointer, DetectionCheckpointer])
+def test_checkpoint_and_schedule_are_resumed(tmp_path, checkpointer_type):
     def make():
         trainer = simple_trainer()
         scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 3)
-        checkpointer = DetectionCheckpointer(trainer.model, str(tmp_path), opt=trainer.optimizer, trainer=trainer)
+        checkpointer = checkpointer_type(trainer.model, str(tmp_path), opt=trainer.optimizer, trainer=trainer)
         trainer.register_hooks([hooks.LRScheduler(scheduler=scheduler), hooks.PeriodicCheckpointer(checkpointer, 10)])
         return trainer, scheduler, checkpointer
 
@@ -165,6 +169,54 @@ def test_fvcores_own_periodic_checkpointer_steps_in_a_hook(tmp_path, checkpointe
     assert {"model_0000003.pth", "model_0000007.pth", "model_final.pth"} <= set(os.listdir(tmp_path))
     saved = torch.load(tmp_path / "model_final.pth", weights_only=True)
     assert saved["iteration"] == saved["trainer"]["iteration"] == 9
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "calls"), [("max", [0.3, 0.4, 0.35, 0.5], 3), ("min", [float("nan"), 0.8, 0.9, 0.9], 1)]
+)
+def test_fvcores_checkpointer_saves_the_best(tmp_path, monkeypatch, mode, values, calls):
+    trainer, results, names = simple_trainer(), iter(values), []
+    checkpointer = FvcoreCheckpointer(trainer.model, str(tmp_path), trainer=trainer)
+    save = checkpointer.save
+    monkeypatch.setattr(checkpointer, "save", lambda name, **extra: [names.append(name), save(name, **extra)])
+    best = hooks.BestCheckpointer(10, checkpointer, "metric", mode=mode, load_at_end=True)
+    periodic = hooks.PeriodicCheckpointer(checkpointer, 5, max_to_keep=1)
+    trainer.register_hooks([hooks.EvalHook(10, lambda: {"metric": next(results)}), best, periodic])
+    trainer.train(0, 40)
+    assert sum(name.startswith("model_best") for name in names) == calls
+    files = {name for name in os.listdir(tmp_path) if name.startswith("model_")}
+    kept = {"model_best.pth", f"model_best_{best.best_iter:07d}.pth", "model_0000039.pth", "model_final.pth"}
+    assert (files, (tmp_path / "last_checkpoint").read_text()) == (kept, "model_final.pth")
+    best_weights = torch.load(tmp_path / "model_best.pth", weights_only=True)["model"]
+    assert torch.equal(trainer.model.fc.weight, best_weights["fc.weight"])
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_default_trainer_resumes_and_evaluates_with_fvcores_checkpointer(tmp_path, named):
+    class Trainer(DefaultTrainer):
+        def __init__(self, cfg):
+            super().__init__(cfg)
+            self.checkpointer = FvcoreCheckpointer(self.model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self))
+            self.remove_hook(hooks.PeriodicCheckpointer)
+            self.register_hooks([hooks.PeriodicCheckpointer(self.checkpointer, 2)])
+
+    def train(resume, fails=False):
+        cfg = mlp_config(tmp_path / ("whole" if resume is None else "run"))
+        cfg.SEED = 1
+        trainer = Trainer(cfg)
+        if fails:
+            trainer.register_hooks([hooks.CallbackHook(after_step=lambda trainer: 1 / (trainer.iter - 3))])
+        trainer.resume_or_load(resume=resume or False)
+        with pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext():
+            trainer.train()
+        return trainer
+
+    whole = train(None)
+    train(False, fails=True)
+    resumed = train(str(tmp_path / "run/model_0000001.pth") if named else True)
+    assert resumed.start_iter == 2
+    pairs = zip(whole.model.parameters(), resumed.model.parameters(), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
 
 
 # ---------------------------------------------------------------------------- subclasses that do without super()

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from ...config import CfgNode, ConfigError
+from ...hooks.checkpoints.fvcore import checked
 from ..checkpoint import Checkpointer
 from ..data.build import build_collate_fn
 from ..data.loader import move_to_device
@@ -26,7 +27,7 @@ def load_weights(
     Raises:
         ConfigError: there are none, they cannot be read, or they are of another model.
     """
-    checkpointer = kind(model, cfg.OUTPUT_DIR if resume else "")
+    checkpointer = checked(kind(model, cfg.OUTPUT_DIR if resume else ""))
     rest = checkpointer.resume_or_load(
         "" if resume else cfg.MODEL.WEIGHTS,
         resume=resume,
@@ -35,7 +36,7 @@ def load_weights(
     )
     if resume and not checkpointer.resumed_from:
         raise ConfigError(f"OUTPUT_DIR: there is no complete checkpoint in {cfg.OUTPUT_DIR}, except copies of the best")
-    if checkpointer.missing_keys:
+    if getattr(checkpointer, "missing_keys", None):  # fvcore's only logs them
         report = checkpointer.load_report
         what = [f"{name} is {there}, the model's is {own}" for name, there, own in report.mismatched]
         what += [f"it has no {name}" for name in report.missing]

@@ -126,10 +126,11 @@ def check_changes(trainer: Any, run: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: it does not fit. The message has the remedy.
     """
-    path, report = trainer.checkpointer.loaded_from, trainer.checkpointer.load_report
+    path, report = (getattr(trainer.checkpointer, name, None) for name in ("loaded_from", "load_report"))
+    path = path or "the checkpoint"  # of fvcore's
     saved, present = run.get("kinds", {}), kinds(trainer.optimizer, trainer.scheduler, unwrap_model(trainer.model))
     before, now = saved.get("groups", present["groups"]), present["groups"]
-    differences = report.differences()
+    differences = report.differences() if report is not None else []
     tokens = CfgNode.load_cfg(run["config"]).get("DATALOADER", {}).get("MAX_TOKENS", 0) if "config" in run else 0
     if tokens != trainer._resolved.DATALOADER.MAX_TOKENS:
         problem = f"DATALOADER.MAX_TOKENS: {path} counts its position in batches of {tokens} tokens"

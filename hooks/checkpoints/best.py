@@ -16,7 +16,7 @@ from ...config.files.run_folder import claim
 from ..base import HOOK_REGISTRY, Every, HookBase, Period
 from ..evaluation import Monitor
 from ..event_storage import has_event_storage
-from .periodic import checked
+from .fvcore import checked
 
 __all__ = ["BestCheckpointer"]
 
@@ -74,7 +74,8 @@ class BestCheckpointer(HookBase):
             raise ConfigError(f'BestCheckpointer: mode must be "max" or "min", not {mode!r}')
         if keep < 1:
             raise ConfigError(f"BestCheckpointer: keep must be at least 1, not {keep}")
-        if "://" in checked(checkpointer).save_dir:
+        self._checkpointer = checked(checkpointer)
+        if "://" in checkpointer.save_dir:
             raise ConfigError(f"BestCheckpointer needs a local folder, not {checkpointer.save_dir}")
         self._every = Every(eval_period)
         self._monitor = Monitor(val_metric)
@@ -82,7 +83,6 @@ class BestCheckpointer(HookBase):
         self._reset_on_train = reset_on_train
         self._mode = mode
         self._compare = operator.gt if mode == "max" else operator.lt
-        self._checkpointer = checkpointer
         self._file_prefix = file_prefix
         self._keep = keep
         self._load_at_end = load_at_end

@@ -10,8 +10,9 @@ from ...config import ConfigError, Duration
 from ...config.errors import printable
 from ...config.files.atomic import shown_path
 from ..base import HOOK_REGISTRY, Every, HookBase, Period
+from .fvcore import checked
 
-__all__ = ["ExceptionCheckpointer", "PeriodicCheckpointer", "RollingCheckpointer", "checked"]
+__all__ = ["ExceptionCheckpointer", "PeriodicCheckpointer", "RollingCheckpointer"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ class PeriodicCheckpointer(HookBase):
     of kept checkpoints is saved too.
 
     Args:
-        checkpointer: a :class:`~hookline.engine.checkpoint.Checkpointer`.
+        checkpointer: a :class:`~hookline.engine.checkpoint.Checkpointer`, or fvcore's.
         period: a duration, in iterations, epochs or time; 0: only on request and at the end.
         max_iter: ignored; accepted for compatibility with detectron2.
         max_to_keep: how many periodic checkpoints to keep, the most recent ones; None: all. The final and the best
@@ -294,17 +295,3 @@ class ExceptionCheckpointer(HookBase):
 
         self._checkpointer.save(self._file_name, then=saved, tag_last=False, iteration=trainer.finished_iter)
         self._checkpointer.wait()
-
-
-def checked(checkpointer: Any) -> Any:
-    """Return a checkpointer if it is hookline's.
-
-    Raises:
-        ConfigError: it is another one.
-    """
-    if not hasattr(checkpointer, "poll"):
-        raise ConfigError(
-            f"the checkpointer is a {type(checkpointer).__name__}: use hookline.engine.checkpoint.Checkpointer, or a "
-            "subclass of it. It has the interface of fvcore's and reads its files"
-        )
-    return checkpointer

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
 
 from hookline.config import CfgNode, ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, SimpleTrainer, TrainerBase
@@ -63,12 +62,6 @@ def stop_an_own_loop():
     trainer.train()
 
 
-def resume_with_fvcore():
-    trainer = Ported(get_cfg())
-    trainer.checkpointer = FvcoreCheckpointer(trainer.model)
-    trainer.resume_or_load(resume=False)
-
-
 def create_a_trainer_without_metrics():
     class Trainer(DefaultTrainer):
         @classmethod
@@ -90,7 +83,6 @@ REFUSED = {
     "other optimizers": choose_optimizer,
     "self._trainer = model": set_a_model_as_inner_trainer,
     "early stopping of a loop": stop_an_own_loop,
-    "fvcore's `Checkpointer`": resume_with_fvcore,
     "test sets without": create_a_trainer_without_metrics,
     "another class": lambda: META_ARCH_REGISTRY.register(type("ResNet", (torch.nn.Module,), {})),
 }
