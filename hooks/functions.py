@@ -13,7 +13,7 @@ __all__ = ["CallbackHook", "FunctionHook", "off", "on"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# The events at which a period may end: those of a step.
+# The events of a step. At them a period is one of steps.
 _PERIODIC = EVENTS[EVENTS.index("before_epoch") : EVENTS.index("after_zero_grad") + 1]
 
 
@@ -45,15 +45,15 @@ class FunctionHook(HookBase):
     Args:
         function: the function.
         event: an event of :class:`HookBase`.
-        every: a duration. Call the function only in steps that end such a period. For events of a step.
+        every: a duration: call the function only in steps that end such a period. At an event that is not one of a
+            step, such as ``after_eval``, a number without a unit counts its calls: 2 is every second one.
         once: call the function only the first time.
         when: call the function only if ``when(trainer)`` is true.
         uses_outputs: whether the function reads ``trainer.batch`` and ``trainer.outputs``.
         uses_indices: whether it reads ``trainer.sample_indices``.
 
     Raises:
-        ConfigError: there is no such event, ``every`` cannot be used with it, or the function does not take its
-            arguments.
+        ConfigError: there is no such event, or the function does not take its arguments.
     """
 
     def __init__(
@@ -68,14 +68,12 @@ class FunctionHook(HookBase):
         uses_indices: bool = False,
     ) -> None:
         check_arguments(function, event)
-        if every is not None and event not in _PERIODIC:
-            raise ConfigError(
-                f"every={every!r} cannot be used with {event}, which is not an event of a step: {', '.join(_PERIODIC)}"
-            )
         self.function = function
         self.event = event
         self.display_name = f"@on({event}) {getattr(function, '__qualname__', repr(function))}"
         self._every = None if every is None else Every(every)
+        self._counts = event not in _PERIODIC and str(every).isdecimal()
+        self._calls = 0
         self._once = once
         self._when = when
         self._done = False
@@ -89,6 +87,9 @@ class FunctionHook(HookBase):
             return
         if every is None:
             due = True
+        elif self._counts:
+            self._calls += 1
+            due = bool(every.period) and self._calls % every.period.value == 0
         elif self.event == "before_epoch" and every.period.unit == "ep":  # counted where epochs begin
             due = trainer.epoch % every.period.value == 0
         else:
@@ -98,13 +99,14 @@ class FunctionHook(HookBase):
             self.function(trainer, *args, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"done": self._done} if self._once else {}
+        state = {"done": self._done} if self._once else {}
+        return {**state, "calls": self._calls} if self._counts else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._done = state_dict.get("done", False)
+        self._done, self._calls = state_dict.get("done", False), state_dict.get("calls", 0)
 
     def reset_state(self) -> None:
-        self._done = False
+        self._done, self._calls = False, 0
 
 
 def check_arguments(function: Callable[..., Any], event: str) -> None:

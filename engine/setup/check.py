@@ -19,6 +19,7 @@ from ...hooks import (
 )
 from ...hooks.common import preserve_rng
 from ...hooks.evaluation import Monitor, names_function
+from ..checkpoint import Checkpointer
 from ..checkpoint.matching import split_query
 from ..checkpoint.weights import check_weights
 from ..data.build import SAMPLER_SLOT, check_data
@@ -208,7 +209,8 @@ def _check_hooks(cfg: CfgNode) -> None:
             raise ConfigError(f"HOOKS[{index}]: every run already has one {name}; remove this one")
         if name == "TimeLimit" and Duration.parse(cfg.SOLVER.TIME_LIMIT):
             raise ConfigError(f"HOOKS[{index}]: SOLVER.TIME_LIMIT already adds a TimeLimit; remove one of them")
-    ours = _build_ours(cfg, HOOK_SLOT, dict.fromkeys(HOOK_SLOT.offers))
+    offered = {**dict.fromkeys(HOOK_SLOT.offers), "checkpointer": Checkpointer(torch.nn.Module())}
+    ours = _build_ours(cfg, HOOK_SLOT, offered)
     try:
         check_hooks(ours)
     except ConfigError as error:

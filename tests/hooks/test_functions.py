@@ -4,7 +4,7 @@ import pytest
 
 from hookline.config import ConfigError
 from hookline.engine import TrainerBase
-from hookline.hooks import CallbackHook, off, on
+from hookline.hooks import CallbackHook, EvalHook, off, on
 
 
 class Trainer(TrainerBase):
@@ -46,6 +46,24 @@ def test_once_and_when():
     assert seen == [("once", 0), ("when", 2), ("when", 5)]
 
 
+def test_a_number_counts_the_calls_of_an_event_that_is_not_one_of_a_step_also_over_a_resume():
+    def make(seen):
+        trainer = Trainer()
+        on("after_eval", every=2, trainer=trainer)(lambda t, results: seen.append(("second", t.iter)))
+        on("after_eval", every="4it", trainer=trainer)(lambda t, results: seen.append(("step", t.iter)))
+        trainer.register_hooks([EvalHook(1, lambda: {}, eval_after_train=False)])
+        return trainer
+
+    whole, parts = [], []
+    make(whole).train(0, 8)
+    assert whole == [("second", 1), ("second", 3), ("step", 3), ("second", 5), ("second", 7), ("step", 7)]
+    first, then = make(parts), make(parts)
+    first.train(0, 3)
+    then.load_state_dict(first.state_dict())
+    then.train(3, 8)
+    assert parts == whole
+
+
 @pytest.mark.parametrize(
     ("event", "function", "words"),
     [
@@ -64,7 +82,6 @@ def test_a_function_that_does_not_fit_its_event_fails_when_it_is_registered(even
     ("event", "arguments", "named"),
     [
         ("after_stp", {}, "after_step"),
-        ("before_train", {"every": 3}, "before_train"),
         ("after_step", {"every": "3 parsecs"}, "parsecs"),
     ],
 )

@@ -8,7 +8,7 @@ from torch import nn
 
 from hookline import Trainer
 from hookline.config import ConfigError, get_cfg
-from hookline.engine import SimpleTrainer, check_config
+from hookline.engine import DefaultTrainer, SimpleTrainer, check_config
 from hookline.hooks import BestCheckpointer, EarlyStopping
 
 PLATEAU = "torch.optim.lr_scheduler:ReduceLROnPlateau"
@@ -123,3 +123,14 @@ def test_a_trainer_without_a_config_needs_the_argument():
     trainer = SimpleTrainer(nn.Linear(1, 1), [torch.ones(1)], torch.optim.SGD([torch.ones(1)], lr=0.1))
     with pytest.raises(ConfigError, match="EarlyStopping has no metric"):
         trainer.register_hooks([EarlyStopping()])
+
+
+def test_hooks_that_save_get_the_checkpointer_of_the_run(make, tmp_path):
+    components = [
+        "ExceptionCheckpointer",
+        {"NAME": "PeriodicCheckpointer", "ARGS": {"period": 3, "file_prefix": "mine"}},
+        {"NAME": "RollingCheckpointer", "ARGS": {"period": 2}},
+        {"NAME": "BestCheckpointer", "ARGS": {"eval_period": 0, "val_metric": "synthetic/accuracy"}},
+    ]
+    DefaultTrainer(make("HOOKS", components, "SOLVER.MAX_ITER", 3, "TEST.EVAL_PERIOD", 1)).train()
+    assert {"mine_0000002.pth", "rolling_0000001.pth", "model_best.pth"} <= set(os.listdir(tmp_path / "run"))
