@@ -158,7 +158,7 @@ class SimpleTrainer(TrainerBase):
             loss_dict = forward_backward_weighted(self, batch)
         else:
             loss_dict = self.forward_backward(batch)
-        self._write_metrics(loss_dict, data_time)
+        self._check_and_write(loss_dict, data_time)
         self.optimizer_step()
         if not self.zero_grad_before_forward:
             self.zero_grad()
@@ -266,6 +266,27 @@ class SimpleTrainer(TrainerBase):
             self._fast = FastOptimizer(self.optimizer, self._fast.own_step)
         return self._fast
 
+    def _detect_anomaly(self, losses: torch.Tensor, loss_dict: Mapping[str, torch.Tensor]) -> None:
+        """Raise a FloatingPointError if the sum of the losses is NaN or infinite.
+
+        A subclass may override it, with detectron2's arguments. It is then called before each update, in place of
+        hookline's check of the losses. Gradients are still checked.
+        """
+        check_finite(losses.item(), loss_dict, self.iter)
+
+    @property
+    def _checks_losses(self) -> bool:
+        return type(self)._detect_anomaly is SimpleTrainer._detect_anomaly
+
+    def _check_and_write(self, loss_dict: Mapping[str, torch.Tensor], data_time: float, prefix: str = "") -> None:
+        if not self._checks_losses:
+            first, *others = loss_dict.values()
+            self._detect_anomaly(sum(others, start=first), dict(loss_dict))
+        if prefix:
+            self._write_metrics(loss_dict, data_time, prefix=prefix)
+        else:  # a subclass may take no prefix
+            self._write_metrics(loss_dict, data_time)
+
     def _write_metrics(
         self,
         loss_dict: Mapping[str, torch.Tensor],
@@ -281,7 +302,8 @@ class SimpleTrainer(TrainerBase):
             loss_dict = {name: torch.as_tensor(value) for name, value in loss_dict.items()}
             data_time = float(loss_dict.pop("data_time", 0.0))
         storage, error = self.storage, None
-        self.iter = storage.iter  # not the same if another trainer calls the steps
+        if not self._running:  # another trainer calls the steps
+            self.iter = storage.iter
         iteration = self.iter if iter is None else iter
         try:
             if (iteration + 1) % self.gather_metric_period == 0:

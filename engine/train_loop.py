@@ -32,6 +32,8 @@ __getattr__ = imported_when_used(__name__, {"SimpleTrainer": ".simple_trainer", 
 
 logger = logging.getLogger(__name__)
 
+_LEFT = "trainer.iter was set to max_iter"
+
 
 @dataclass(frozen=True)
 class TrainResult:
@@ -236,12 +238,14 @@ class TrainerBase(HookCaller):
 
     def _step_done(self) -> None:
         """Count the step, before the hooks' ``after_step``."""
+        self._notice_stop()
         self.finished_iter = self.iter
         if self.iter == self.start_iter:
             self._first_step_done()
 
     def _end_step(self) -> None:
         """End the epoch if this step does, and do what hooks have requested."""
+        self._notice_stop()
         if self.epoch_ended:
             try:
                 self.after_epoch()
@@ -251,6 +255,13 @@ class TrainerBase(HookCaller):
             self._agreement.end_step(self)
         if self._requests:
             self._serve_requests()
+            self._notice_stop()
+
+    def _notice_stop(self) -> None:
+        """Take ``trainer.iter = trainer.max_iter``, by which hooks of detectron2 stop training, as a request."""
+        if self.iter >= self.max_iter and self._in_loop and self.iter != self.storage.iter:
+            self.iter = self.storage.iter
+            self.request_stop(_LEFT)
 
     def after_epoch(self) -> None:
         self.emit("after_epoch")
@@ -279,6 +290,8 @@ class TrainerBase(HookCaller):
     def _end_run(self) -> None:
         """End the run: call the events after the loop. If hooks raise errors, the others are still called."""
         if self._error is None:
+            if self._stop is None and self.iter >= self.max_iter > self.finished_iter + 1:  # by before_train, or its loop
+                self._stop = StopRequest(_LEFT)
             self.iter = self.storage.iter = self.finished_iter + 1
             self._attempt(self._check_state, {"on_eval", "on_save"})
         self.due_only = False  # an error may have ended a step

@@ -72,13 +72,16 @@ class NonFinitePolicy:
         Args:
             trainer: the trainer.
             losses: this rank's losses.
-            error: says that one of the losses is NaN or infinite, if that is known.
+            error: says that one of the losses is NaN or infinite, if that is known. Ignored, as the losses are, if the
+                trainer has a check of its own.
 
         Raises:
             FloatingPointError: something is NaN or infinite and the policy is "raise", or the limit is reached.
         """
         if self._optimizer is not trainer.optimizer:
             self._prepare(trainer)
+        if not trainer._checks_losses:
+            error = None
         if not self._waits:
             self._check_on_device(trainer, losses)
             return
@@ -144,13 +147,14 @@ class NonFinitePolicy:
         return (comm.all_reduce_sum(found) > 0).to(torch.float32) if self._differs and exchange else found
 
     def _check_on_device(self, trainer: Any, losses: Mapping[str, torch.Tensor]) -> None:
-        own = [loss.detach() for loss in losses.values()]
+        device = next(iter(losses.values())).device
+        own = [loss.detach() for loss in losses.values()] if trainer._checks_losses else []
         tensors = self._gradients() if trainer.grad_scaler is None else []
         if trainer._averaging_ranks == 1:
             tensors += own
         # A norm for clipping would carry the NaN to ranks that do not skip the update.
         alone = trainer.clip_gradients is None and self._raises_later(trainer)
-        found = self._find(tensors, torch.zeros((), device=own[0].device), exchange=not alone)
+        found = self._find(tensors, torch.zeros((), device=device), exchange=not alone)
         if trainer.grad_scaler is None:
             skip_on_device(optimizers_of(trainer.optimizer), found, self.policy)
         if trainer._averaging_ranks > 1 and self.policy != "skip":  # of this rank alone: all ranks make the update

@@ -36,15 +36,7 @@ def adapt_old_methods(cls: Any) -> None:
     """Have a trainer's step work with a ``_write_metrics(metrics_dict)``, as early trainers of detectron2 have.
 
     The dict has the losses and ``data_time``.
-
-    Raises:
-        TypeError: the class has a ``_detect_anomaly``, which the usual step would not call.
     """
-    if hasattr(cls, "_detect_anomaly") and cls.run_step.__qualname__ == "SimpleTrainer.run_step":
-        raise TypeError(
-            f"{cls.__name__}._detect_anomaly() would not be called: losses and gradients are checked in each step "
-            "(SOLVER.NONFINITE_LOSS). Remove it, or call it in a run_step() of the class"
-        )
     write = cls._write_metrics
     if len(inspect.signature(write).parameters) == 2:  # self and the dict
 

@@ -437,12 +437,35 @@ def test_methods_of_early_versions_are_called():
     assert trainer.storage.history("boxes").latest() == 3
 
 
-def test_a_check_that_the_step_would_not_call_is_refused():
-    with pytest.raises(TypeError, match=r"Raising\._detect_anomaly\(\) would not be called"):
+class Tolerant(SimpleTrainer):
+    seen = ()
 
-        class Raising(SimpleTrainer):
-            def _detect_anomaly(self, losses, loss_dict):
-                raise FloatingPointError("mine")
+    def _detect_anomaly(self, losses, loss_dict):
+        self.seen = (*self.seen, (losses.item(), {name: loss.item() for name, loss in loss_dict.items()}))
+        if losses.item() > 1e6:
+            super()._detect_anomaly(losses * torch.inf, loss_dict)
+
+
+class Infinite(Net):
+    """Its loss is infinite, and its gradients are not."""
+
+    def forward(self, batch):
+        return {name: loss + torch.inf for name, loss in super().forward(batch).items()}
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulation_steps": 2}, {"gather_metric_period": 2}])
+def test_a_trainers_own_check_of_the_losses_is_called_before_each_update_in_place_of_ours(options, monkeypatch):
+    model = Net()
+    trainer = Tolerant(model, batches(), torch.optim.SGD(model.parameters(), 1e-3), **options)
+    trainer.train(0, 3)
+    assert [total for total, _ in trainer.seen] == pytest.approx([sum(losses.values()) for _, losses in trainer.seen])
+    assert len(trainer.seen) == 3
+    model = Infinite()
+    trainer = Tolerant(model, batches(), torch.optim.SGD(model.parameters(), 1e-3), **options)
+    with pytest.raises(FloatingPointError, match="iteration 0"):
+        trainer.train(0, 3)
+    monkeypatch.setattr(Tolerant, "_detect_anomaly", lambda self, losses, loss_dict: None)
+    assert trainer.train(0, 3).iteration == 3
 
 
 # ---------------------------------------------------------------------------- default_setup

@@ -243,3 +243,18 @@ def test_an_early_stopped_run_continues_only_if_longer(make, changes, iteration)
     result = stop_at(make(*STOPPED, *stopping()), 11)  # an interruption in its last step changes nothing
     assert (result.reason.split(":")[0], result.iteration, result.exit_code) == ("early stopping", 12, 0)
     assert make(*STOPPED, *stopping(), *changes, resume=True).train().iteration == iteration
+
+
+@pytest.mark.parametrize("event", ["before_train", "before_step", "after_step", "after_eval", "on_save"])
+def test_a_hook_that_sets_iter_to_max_iter_as_in_detectron2_stops_the_run_for_good(make, event):
+    def stop(trainer, *args):
+        if event == "before_train" or trainer.iter == 7:
+            trainer.iter = trainer.max_iter
+
+    trainer = make(*STOPPED)
+    trainer.register_hooks([CallbackHook(**{event: stop})])
+    result = trainer.train()
+    assert (result.iteration, result.exit_code) == (0 if event == "before_train" else 8, 0)
+    assert result.reason == "trainer.iter was set to max_iter"
+    if event != "before_train":  # nothing was saved
+        assert make(*STOPPED, resume=True).train() == result
