@@ -25,7 +25,7 @@ from .resume.state import START_ANEW, check_complete, rng_of_this_rank
 from .solver.clipping import clipper_of
 from .solver.several import OptimizerList, combined
 from .step.fast_path import FastOptimizer, backward
-from .step.nonfinite import NonFinitePolicy, check_finite, scaled_step
+from .step.nonfinite import NonFinitePolicy, check_finite, detect_anomaly, scaled_step
 from .step.old_methods import DataLoaderIter, ThisThread, adapt_old_methods
 from .step.step_outputs import KeptForHooks, StepOutputs
 from .train_loop import TrainerBase
@@ -74,6 +74,7 @@ class SimpleTrainer(TrainerBase):
     batch = KeptForHooks()
     outputs = KeptForHooks()
     _data_loader_iter = DataLoaderIter()
+    _detect_anomaly = detect_anomaly
     epoch = property(attrgetter("_batches.epoch"))
     iters_per_epoch = property(attrgetter("_batches.length"))
     epoch_ended = property(attrgetter("_batches.ended"))
@@ -158,7 +159,8 @@ class SimpleTrainer(TrainerBase):
             loss_dict = forward_backward_weighted(self, batch)
         else:
             loss_dict = self.forward_backward(batch)
-        self._check_and_write(loss_dict, data_time)
+        self.nonfinite.call_own_check(self, loss_dict)
+        self._write_metrics(loss_dict, data_time)
         self.optimizer_step()
         if not self.zero_grad_before_forward:
             self.zero_grad()
@@ -265,27 +267,6 @@ class SimpleTrainer(TrainerBase):
         if self._fast.optimizer is not self.optimizer:  # the attribute was set
             self._fast = FastOptimizer(self.optimizer, self._fast.own_step)
         return self._fast
-
-    def _detect_anomaly(self, losses: torch.Tensor, loss_dict: Mapping[str, torch.Tensor]) -> None:
-        """Raise a FloatingPointError if the sum of the losses is NaN or infinite.
-
-        A subclass may override it, with detectron2's arguments. It is then called before each update, in place of
-        hookline's check of the losses. Gradients are still checked.
-        """
-        check_finite(losses.item(), loss_dict, self.iter)
-
-    @property
-    def _checks_losses(self) -> bool:
-        return type(self)._detect_anomaly is SimpleTrainer._detect_anomaly
-
-    def _check_and_write(self, loss_dict: Mapping[str, torch.Tensor], data_time: float, prefix: str = "") -> None:
-        if not self._checks_losses:
-            first, *others = loss_dict.values()
-            self._detect_anomaly(sum(others, start=first), dict(loss_dict))
-        if prefix:
-            self._write_metrics(loss_dict, data_time, prefix=prefix)
-        else:  # a subclass may take no prefix
-            self._write_metrics(loss_dict, data_time)
 
     def _write_metrics(
         self,

@@ -290,7 +290,7 @@ class TrainerBase(HookCaller):
     def _end_run(self) -> None:
         """End the run: call the events after the loop. If hooks raise errors, the others are still called."""
         if self._error is None:
-            if self._stop is None and self.iter >= self.max_iter > self.finished_iter + 1:  # by before_train, or its loop
+            if self._stop is None and self.iter >= self.max_iter > self.finished_iter + 1:
                 self._stop = StopRequest(_LEFT)
             self.iter = self.storage.iter = self.finished_iter + 1
             self._attempt(self._check_state, {"on_eval", "on_save"})

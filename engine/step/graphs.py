@@ -146,7 +146,8 @@ class GraphStep:
         if "num_items" in losses:
             trainer.storage.put_scalar("num_items", losses.pop("num_items"), smoothing_hint=False)
         trainer.after_backward()
-        trainer._check_and_write(losses, data_time)
+        trainer.nonfinite.call_own_check(trainer, losses)
+        trainer._write_metrics(losses, data_time)
         trainer.optimizer_step()
         if not trainer.zero_grad_before_forward:
             trainer.zero_grad()

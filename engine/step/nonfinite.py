@@ -13,7 +13,7 @@ from ...config import ConfigError
 from ...hooks.common import is_sharded, local_part, optimizers_of, start_momentum, unwrap_model
 from .. import comm
 
-__all__ = ["NonFinitePolicy", "check_finite", "find_nonfinite", "scaled_step", "skip_on_device"]
+__all__ = ["NonFinitePolicy", "check_finite", "detect_anomaly", "find_nonfinite", "scaled_step", "skip_on_device"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,12 @@ class NonFinitePolicy:
         self._flag, self._one = torch.zeros(()), torch.ones(())
         self._finding: tuple[int, bool, int, str] | None = None  # the first of this rank, which all ranks will raise
 
+    def call_own_check(self, trainer: Any, losses: Mapping[str, torch.Tensor]) -> None:
+        """Call a trainer's own ``_detect_anomaly(losses, loss_dict)``, if its class has one, before the update."""
+        if _has_own_check(trainer):
+            first, *others = losses.values()
+            trainer._detect_anomaly(sum(others, start=first), dict(losses))
+
     def check(self, trainer: Any, losses: Mapping[str, torch.Tensor], error: FloatingPointError | None = None) -> None:
         """Check a step after its backward passes and before its update.
 
@@ -80,7 +86,7 @@ class NonFinitePolicy:
         """
         if self._optimizer is not trainer.optimizer:
             self._prepare(trainer)
-        if not trainer._checks_losses:
+        if _has_own_check(trainer):
             error = None
         if not self._waits:
             self._check_on_device(trainer, losses)
@@ -148,7 +154,7 @@ class NonFinitePolicy:
 
     def _check_on_device(self, trainer: Any, losses: Mapping[str, torch.Tensor]) -> None:
         device = next(iter(losses.values())).device
-        own = [loss.detach() for loss in losses.values()] if trainer._checks_losses else []
+        own = [] if _has_own_check(trainer) else [loss.detach() for loss in losses.values()]
         tensors = self._gradients() if trainer.grad_scaler is None else []
         if trainer._averaging_ranks == 1:
             tensors += own
@@ -276,6 +282,19 @@ class NonFinitePolicy:
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
         self.steps, self.in_a_row = state_dict.get("steps", 0), state_dict.get("in_a_row", 0)
+
+
+def detect_anomaly(trainer: Any, losses: torch.Tensor, loss_dict: Mapping[str, torch.Tensor]) -> None:
+    """Raise a FloatingPointError if the sum of the losses is NaN or infinite.
+
+    It is ``_detect_anomaly`` of a trainer. If a subclass overrides that, with detectron2's arguments, its method is
+    called before each update, in place of the check of the losses here. Gradients are still checked.
+    """
+    check_finite(losses.item(), loss_dict, trainer.iter)
+
+
+def _has_own_check(trainer: Any) -> bool:
+    return type(trainer)._detect_anomaly is not detect_anomaly
 
 
 def check_finite(total: Any, values: Mapping[str, Any], iteration: int) -> None:

@@ -50,7 +50,8 @@ class Turns:
                     losses = forward_backward_weighted(trainer, batch)
                 else:
                     losses = trainer.forward_backward(batch)
-                trainer._check_and_write(losses, data_time, prefix=f"{name}/")
+                trainer.nonfinite.call_own_check(trainer, losses)
+                trainer._write_metrics(losses, data_time, prefix=f"{name}/")
                 total = total + sum(loss.detach() for loss in losses.values())
                 with trainer.storage.name_scope(name):  # grad_norm
                     trainer.optimizer_step()
