@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, Never
+from typing import Any, Never, Self
 
 from ..config import ConfigError
 from ..config.rare_names import imported_when_used
@@ -75,6 +75,11 @@ class TrainerBase(HookCaller):
     epoch_ended: bool = False
     due_only: bool = False  # in on_write and on_save: only hooks whose period ends with this step act
     comm = comm
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        trainer = super().__new__(cls)
+        TrainerBase.__init__(trainer)  # trainers of detectron2's projects may leave it out
+        return trainer
 
     def __init__(self) -> None:
         super().__init__()

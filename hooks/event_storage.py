@@ -4,14 +4,14 @@ Putting a metric appends it to a list. Values are copied from the GPU, smoothed 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any, Literal
 
 from ..config.errors import loading, suggest
 from .history_buffer import OVER_RANKS, HistoryBuffer, MediaStorage, as_scalar, by_name, table
 
-__all__ = ["EventStorage", "Row", "get_event_storage", "has_event_storage"]
+__all__ = ["EventStorage", "NoStorageError", "Row", "get_event_storage", "has_event_storage"]
 
 Row = tuple[int, dict[str, float]]  # one line of metrics: the iteration, and the values by name
 
@@ -21,10 +21,14 @@ _MAX_PENDING = 4096  # more values are read by themselves, to limit memory in a 
 _CURRENT_STORAGE_STACK: list["EventStorage"] = []
 
 
+class NoStorageError(RuntimeError, AssertionError):  # detectron2 asserts it
+    """There is no open storage."""
+
+
 def get_event_storage() -> "EventStorage":
-    """Return the storage of the current run. Raises a RuntimeError outside of ``with EventStorage(...)``."""
+    """Return the storage of the current run. Raises a NoStorageError outside of ``with EventStorage(...)``."""
     if not _CURRENT_STORAGE_STACK:
-        raise RuntimeError("get_event_storage() works inside 'with EventStorage(...)', so while a trainer trains")
+        raise NoStorageError("get_event_storage() works inside 'with EventStorage(...)', so while a trainer trains")
     return _CURRENT_STORAGE_STACK[-1]
 
 
@@ -50,7 +54,8 @@ class EventStorage(MediaStorage):
         # Values that nobody has read yet: (iteration, values, smoothing hint), in the order they were put.
         self._pending: list[tuple[int, dict[str, Any], bool]] = []
         self._buffers: dict[str, HistoryBuffer] = {}
-        self._hints: dict[str, bool] = {}
+        self._smoothing_hints: dict[str, bool] = {}
+        self._hidden: set[str] = set()  # names that latest() leaves out until they are put again
         self._number = 0  # how often pending values were read; see rows()
         self._cache: dict[Any, Any] = {}  # what several writers ask for, until values change
         # How metrics are combined over ranks, by name; see combine(). Until replace() they hold this rank's values.
@@ -87,11 +92,11 @@ class EventStorage(MediaStorage):
         if type(value) is not float:
             value = as_scalar(name, value)
         if bar:
-            self.on_bar.add(self._prefix + name)
+            self.on_bar.add(self._current_prefix + name)
         if over_ranks is not None:
             if over_ranks not in OVER_RANKS:
                 raise ValueError(f"metric {name!r}: over_ranks must be one of {[*OVER_RANKS]}, not {over_ranks!r}")
-            self.over_ranks[self._prefix + name] = over_ranks
+            self.over_ranks[self._current_prefix + name] = over_ranks
         self._append({name: value}, smoothing_hint, cur_iter)
 
     def put_scalars(self, *, smoothing_hint: bool = True, cur_iter: int | None = None, **kwargs: Any) -> None:
@@ -100,8 +105,8 @@ class EventStorage(MediaStorage):
         self._append(values, smoothing_hint, cur_iter)
 
     def _append(self, values: dict[str, Any], smoothing_hint: bool, cur_iter: int | None) -> None:
-        if self._prefix:
-            values = {self._prefix + name: value for name, value in values.items()}
+        if self._current_prefix:
+            values = {self._current_prefix + name: value for name, value in values.items()}
         elif "iteration" in values:
             raise ValueError('a metric cannot be named "iteration", which is the number of its row: rename it')
         self._pending.append((self.iter if cur_iter is None else int(cur_iter), values, smoothing_hint))
@@ -123,21 +128,29 @@ class EventStorage(MediaStorage):
     def reset(self, prefix: str = "") -> None:
         """Forget all metrics, or those whose name begins with ``prefix``. What was written stays written."""
         for name in self.histories(prefix):
-            del self._buffers[name], self._hints[name]
+            del self._buffers[name], self._smoothing_hints[name]
         self._cache.clear()
 
     def latest(self) -> dict[str, tuple[float, int]]:
         """Return the last value of every scalar, and its iteration."""
-        return {name: (history.latest(), history.latest_iter()) for name, history in self.histories().items()}
+        histories = self.histories()
+        return {name: (one.latest(), one.latest_iter()) for name, one in histories.items() if name not in self._hidden}
 
-    # Hooks of detectron2's projects read these private names.
-    _latest_scalars = property(latest)
-    _history = property(histories)
+    # Hooks of detectron2's projects read these private names, and set them to forget metrics.
+    def _keep_latest(self, names: Iterable[str]) -> None:
+        self._hidden = {*self.histories()} - {*names}
+
+    def _keep_history(self, names: Iterable[str]) -> None:
+        for name in {*self.histories()} - {*names}:
+            del self._buffers[name], self._smoothing_hints[name]
+        self._cache.clear()
+
+    _latest_scalars = property(latest, _keep_latest)
+    _history = property(histories, _keep_history)
 
     def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
         """Like :meth:`latest`, but a smoothed scalar is the median of the last ``window_size`` iterations."""
-        histories = self.histories()
-        return {name: (self._reported(name, window_size), one.latest_iter()) for name, one in histories.items()}
+        return {name: (self._reported(name, window_size), iteration) for name, (_, iteration) in self.latest().items()}
 
     def count_samples(self, name: str, window_size: int = 20) -> int:
         """Return how many values of a metric were put in its last ``window_size`` iterations."""
@@ -147,7 +160,7 @@ class EventStorage(MediaStorage):
     def smoothing_hints(self) -> dict[str, bool]:
         """Return the smoothing hint of every scalar."""
         self._read_pending()
-        return dict(self._hints)
+        return dict(self._smoothing_hints)
 
     def rows(self, window_size: int = 20, since: int = 0) -> tuple[list[Row], int]:
         """Return what is new since a reader's last call, as rows.
@@ -169,7 +182,7 @@ class EventStorage(MediaStorage):
             for name, history in self._buffers.items():
                 if not history.has_newer(since):
                     continue
-                if self._hints[name]:
+                if self._smoothing_hints[name]:
                     rows.setdefault(history.latest_iter(), {})[name] = self._reported(name, window_size)
                     continue
                 for (value, iteration), (_, following) in pairwise([*history.newer(since), (math.nan, -1)]):
@@ -187,7 +200,7 @@ class EventStorage(MediaStorage):
         key = (name, type(window_size), window_size)
         if key not in self._cache:
             history = self._buffers[name]
-            self._cache[key] = history.smoothed(window_size) if self._hints[name] else history.latest()
+            self._cache[key] = history.smoothed(window_size) if self._smoothing_hints[name] else history.latest()
         return self._cache[key]
 
     def _read_pending(self) -> None:
@@ -201,7 +214,8 @@ class EventStorage(MediaStorage):
             if name not in self._buffers:
                 self._buffers[name] = HistoryBuffer()
             self._buffers[name].extend(values, iters, self._number)
-            self._hints[name] = smoothing_hint
+            self._smoothing_hints[name] = smoothing_hint
+            self._hidden.discard(name)
 
     def replace(self, name: str, values: Mapping[int, float]) -> None:
         """Replace the latest values of a metric, given by iteration."""
@@ -214,7 +228,7 @@ class EventStorage(MediaStorage):
         histories = {name: history for name, history in self.histories().items() if name != "eta_seconds"}
         return {
             "histories": {name: history.state_dict() for name, history in histories.items()},
-            "smoothing_hints": {name: self._hints[name] for name in histories},
+            "smoothing_hints": {name: self._smoothing_hints[name] for name in histories},
             "number": self._number,
             "evaluated": sorted(self.evaluated),
             **self.media_state(),
@@ -226,7 +240,7 @@ class EventStorage(MediaStorage):
             for name, state in state_dict["histories"].items():
                 self._buffers[name] = HistoryBuffer()
                 self._buffers[name].load_state_dict(state)
-                self._hints[name] = state_dict["smoothing_hints"][name]
+                self._smoothing_hints[name] = state_dict["smoothing_hints"][name]
             self._number = self.loaded = int(state_dict["number"])
             self._cache.clear()
             self.evaluated = set(state_dict["evaluated"])

@@ -186,7 +186,7 @@ class MediaStorage:
     def __init__(self, start_iter: int) -> None:
         self.iter = int(start_iter)
         """The current iteration. During a step it equals ``trainer.iter``."""
-        self._prefix = ""
+        self._current_prefix = ""
         # What no writer has taken yet, in detectron2's form and under its names.
         self._vis_data: deque[tuple[str, torch.Tensor, int]] = deque(maxlen=64)
         self._histograms: deque[dict[str, Any]] = deque(maxlen=64)
@@ -199,6 +199,14 @@ class MediaStorage:
         """Same as :attr:`iter`; its name in early detectron2."""
         return self.iter
 
+    @property
+    def _iter(self) -> int:  # as code of detectron2's projects reads and sets it
+        return self.iter
+
+    @_iter.setter
+    def _iter(self, value: int) -> None:
+        self.iter = int(value)
+
     def step(self) -> None:
         """Increase :attr:`iter` by one, in a hand-written loop. A trainer sets :attr:`iter`."""
         self.iter += 1
@@ -206,16 +214,16 @@ class MediaStorage:
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:
         """Add the prefix ``name/`` to every name put inside the block. Scopes nest."""
-        outer = self._prefix
-        self._prefix = outer + name.rstrip("/") + "/"
+        outer = self._current_prefix
+        self._current_prefix = outer + name.rstrip("/") + "/"
         try:
             yield
         finally:
-            self._prefix = outer
+            self._current_prefix = outer
 
     def put_image(self, img_name: str, img_tensor: Any) -> None:
         """Add an image: (3, H, W) RGB or (1, H, W); uint8 in [0, 255] or float in [0, 1]."""
-        self._vis_data.append((self._prefix + img_name, torch.as_tensor(img_tensor).detach().clone(), self.iter))
+        self._vis_data.append((self._current_prefix + img_name, torch.as_tensor(img_tensor).detach().clone(), self.iter))
 
     def put_histogram(self, hist_name: str, hist_tensor: torch.Tensor, bins: int = 1000) -> None:
         """Add a histogram of a tensor's values, with ``bins`` equal bins between the smallest and the largest.
@@ -230,7 +238,7 @@ class MediaStorage:
             return
         low, high = finite.min().item(), finite.max().item()
         hist = {  # the arguments of SummaryWriter.add_histogram_raw
-            "tag": self._prefix + hist_name,
+            "tag": self._current_prefix + hist_name,
             "min": low,
             "max": high,
             "num": finite.numel(),
@@ -244,7 +252,7 @@ class MediaStorage:
 
     def put_text(self, name: str, text: str) -> None:
         """Add a text, for example a sample of a language model."""
-        self._texts.append((self._prefix + name, text, self.iter))
+        self._texts.append((self._current_prefix + name, text, self.iter))
 
     def clear_images(self) -> None:
         """Discard the images: they are written."""

@@ -116,6 +116,11 @@ class PeriodicCheckpointer(HookBase):
 
     # ------------------------------------------------------------------ for subclasses with a schedule of their own
 
+    @property
+    def path_manager(self) -> Any:
+        """The checkpointer's, as fvcore's class has it."""
+        return self.checkpointer.path_manager
+
     def step(self, iteration: int, **kwargs: Any) -> None:
         """Save at once if ``iteration`` ends a period, or is the last one: fvcore's method, for ported code.
 

@@ -82,7 +82,7 @@ class WithoutInit(Parts, DefaultTrainer):
     saves_trainer = True
 
     def __init__(self, cfg):
-        super(DefaultTrainer, self).__init__()
+        self.init()
         cfg = DefaultTrainer.auto_scale_workers(cfg, comm.get_world_size())
         model = self.build_model(cfg)
         optimizer = self.build_optimizer(cfg, model)
@@ -97,8 +97,16 @@ class WithoutInit(Parts, DefaultTrainer):
         self.cfg = cfg
         self.register_hooks(self.build_hooks())
 
+    def init(self):
+        super(DefaultTrainer, self).__init__()
+
     def put(self, model, data_loader, optimizer):
         self.model, self.data_loader, self.optimizer = model, data_loader, optimizer
+
+
+class WithoutAnyInit(WithoutInit):
+    def init(self):
+        self._hooks = []
 
 
 class Inner(WithoutInit):
@@ -157,7 +165,7 @@ class Raw(TrainerBase):
     """A step without a SimpleTrainer."""
 
     def __init__(self, model, data_loader, optimizer):
-        super().__init__()
+        self._hooks = []
         self.model, self.optimizer = model, optimizer
         self._data_loader_iter = iter(data_loader)
 
@@ -233,7 +241,7 @@ class OwnLoop(WithoutInit):
         ]
 
 
-SHAPES = [WithoutInit, Inner, InnerReplaced, OuterStep, InnerRaw, OwnLoop]
+SHAPES = [WithoutInit, WithoutAnyInit, Inner, InnerReplaced, OuterStep, InnerRaw, OwnLoop]
 
 
 @pytest.fixture
