@@ -294,7 +294,8 @@ def configurable(init_func: Any = None, *, from_config: Callable[..., dict[str, 
         The decorated function, or the decorator.
 
     Raises:
-        TypeError: it decorates something else.
+        TypeError: it decorates something else; or, when the target is called, ``from_config`` is not a class method or
+            its first parameter is not ``cfg``.
         AttributeError: the class has no ``from_config``.
     """
     is_init = getattr(init_func, "__name__", "") == "__init__"
@@ -330,6 +331,10 @@ def _takes_config(function: Callable[..., Any], from_config: Callable[..., dict[
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         own, args = (args[:0], args) if from_config else (args[:1], args[1:])
         source = from_config or type(own[0]).from_config
+        if from_config is None and not inspect.ismethod(source):
+            raise TypeError(
+                f"{type(own[0]).__name__}.from_config must be a classmethod, since __init__ is @configurable"
+            )
         if _called_with_config(args, kwargs):
             kwargs, args = _explicit_arguments(source, args, kwargs), ()
         return function(*own, *args, **kwargs)
@@ -350,6 +355,8 @@ def _explicit_arguments(
     from_config: Callable[..., dict[str, Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     parameters = inspect.signature(from_config).parameters
+    if next(iter(parameters), "") != "cfg":
+        raise TypeError(f"{from_config.__qualname__} must take 'cfg' as its first argument")
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     passed_on = {name: value for name, value in kwargs.items() if takes_all or name in parameters}
     explicit = from_config(*args, **passed_on)

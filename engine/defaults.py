@@ -46,7 +46,8 @@ _ELSEWHERE = {
     "default_writers": ".compat.functions",
 }
 __all__ = ["DefaultTrainer", "default_setup", *_ELSEWHERE]
-__getattr__ = imported_when_used(__name__, _ELSEWHERE)
+_PRIVATE = dict.fromkeys(("_highlight", "_try_get_key"), ".compat.functions")
+__getattr__ = imported_when_used(__name__, _ELSEWHERE | _PRIVATE)
 
 logger = logging.getLogger(__name__)
 

@@ -223,7 +223,8 @@ class MediaStorage:
 
     def put_image(self, img_name: str, img_tensor: Any) -> None:
         """Add an image: (3, H, W) RGB or (1, H, W); uint8 in [0, 255] or float in [0, 1]."""
-        self._vis_data.append((self._current_prefix + img_name, torch.as_tensor(img_tensor).detach().clone(), self.iter))
+        image = torch.as_tensor(img_tensor).detach().clone()
+        self._vis_data.append((self._current_prefix + img_name, image, self.iter))
 
     def put_histogram(self, hist_name: str, hist_tensor: torch.Tensor, bins: int = 1000) -> None:
         """Add a histogram of a tensor's values, with ``bins`` equal bins between the smallest and the largest.

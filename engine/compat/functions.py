@@ -1,7 +1,7 @@
 """Functions of ``detectron2.engine.defaults``."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -49,3 +49,22 @@ def default_writers(output_dir: str, max_iter: int | None = None) -> Sequence[Ev
         JSONWriter(os.path.join(output_dir, "metrics.json")),
         TensorboardXWriter(output_dir=output_dir),
     ]
+
+
+def _highlight(code: str, filename: str) -> str:
+    """Return YAML or Python code for a terminal: unchanged, since hookline does not color it."""
+    return code
+
+
+def _try_get_key(cfg: Any, *keys: str, default: Any = None) -> Any:
+    """Return the value of the first of some full keys, such as ``"train.seed"``, that a config of any kind has."""
+    for key in keys:
+        value = cfg
+        for part in key.split("."):
+            value = value[part] if isinstance(value, Mapping) and part in value else _MISSING
+        if value is not _MISSING:
+            return value
+    return default
+
+
+_MISSING = object()

@@ -1,4 +1,4 @@
-"""Names of ``detectron2.utils``: of its modules collect_env, env, file_io, logger and memory."""
+"""Names of ``detectron2.utils``: of its modules collect_env, env, file_io, logger, memory and serialize."""
 
 import functools
 import logging
@@ -6,7 +6,8 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -22,8 +23,10 @@ __all__ = [
     "TORCH_VERSION",
     "PathHandler",
     "PathManager",
+    "PicklableWrapper",
     "collect_env_info",
     "create_small_table",
+    "fixup_module_metadata",
     "log_every_n",
     "log_every_n_seconds",
     "log_first_n",
@@ -69,6 +72,46 @@ def retry_if_cuda_oom(func: _F) -> _F:
         return func(*map(_to_cpu, args), **{name: _to_cpu(value) for name, value in kwargs.items()})
 
     return wrapped  # type: ignore[return-value]
+
+
+class PicklableWrapper:
+    """A function or other object that can be sent to another process though pickle cannot, such as a lambda.
+
+    It is called as the object, and has its attributes. Needs the package cloudpickle when it is pickled.
+    """
+
+    def __init__(self, obj: Any) -> None:
+        self._obj = obj._obj if isinstance(obj, PicklableWrapper) else obj
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import cloudpickle
+
+        return cloudpickle.loads, (cloudpickle.dumps(self._obj),)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._obj(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_obj"], name)
+
+
+def fixup_module_metadata(module_name: str, namespace: dict[str, Any], keys: Iterable[str] | None = None) -> None:
+    """Have the classes and functions of a package's submodules name the package as their module.
+
+    Args:
+        module_name: the package.
+        namespace: its ``globals()``.
+        keys: the names that are its own. Default: those without an underscore in front.
+    """
+    for name in [name for name in namespace if name[0] != "_"] if keys is None else keys:
+        target = namespace[name]
+        if isinstance(target, type | FunctionType) and f"{target.__module__}.".startswith(f"{module_name}."):
+            target.__module__ = module_name
+
+
+def _log_api_usage(identifier: str) -> None:
+    """Tell torch's usage log, which is off by default, that a part of the library is used."""
+    torch._C._log_api_usage_once(f"hookline.{identifier}")
 
 
 def _to_cpu(value: Any) -> Any:

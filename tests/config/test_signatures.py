@@ -88,6 +88,22 @@ def test_a_subclass_has_its_own_from_config():
     assert Child(make_cfg(), depth=6).args == (5, 6, "net")
 
 
+def test_a_from_config_that_cannot_work_is_an_error_when_the_target_is_called():
+    class NoClassMethod(Net):
+        def from_config(self, cfg):
+            return {}
+
+    class NoConfig(Net):
+        @classmethod
+        def from_config(cls, width):
+            return {}
+
+    with pytest.raises(TypeError, match=r"NoClassMethod\.from_config must be a classmethod"):
+        NoClassMethod(make_cfg())
+    with pytest.raises(TypeError, match=r"NoConfig\.from_config must take 'cfg'"):
+        NoConfig(make_cfg())
+
+
 def test_a_function_takes_from_config():
     @configurable(from_config=lambda cfg: {"width": cfg.WIDTH})
     def build(width, depth=1):

@@ -15,7 +15,7 @@ PRESENT = """
     engine: DefaultTrainer EvalHook HookBase IterationTimer LRScheduler PeriodicCheckpointer PeriodicWriter
     engine: PreciseBN SimpleTrainer TorchMemoryStats TorchProfiler TrainerBase create_ddp_model
     engine: default_argument_parser default_setup default_writers hooks launch
-    engine.defaults: DefaultPredictor DefaultTrainer default_argument_parser
+    engine.defaults: DefaultPredictor DefaultTrainer _highlight _try_get_key default_argument_parser
     engine.hooks: AutogradProfiler BestCheckpointer CallbackHook EvalHook HookBase IterationTimer LRScheduler
     engine.hooks: PeriodicCheckpointer PeriodicWriter PreciseBN TorchMemoryStats TorchProfiler
     engine.train_loop: AMPTrainer HookBase SimpleTrainer TrainerBase
@@ -31,13 +31,14 @@ PRESENT = """
     utils.collect_env: collect_env_info
     utils.comm: all_gather create_local_process_group gather get_local_process_group get_local_rank
     utils.comm: get_local_size get_rank get_world_size is_main_process reduce_dict shared_random_seed synchronize
-    utils.env: TORCH_VERSION seed_all_rng
+    utils.env: TORCH_VERSION fixup_module_metadata seed_all_rng
     utils.events: CommonMetricPrinter EventStorage EventWriter HistoryBuffer JSONWriter TensorboardXWriter
     utils.events: _CURRENT_STORAGE_STACK get_event_storage has_event_storage
     utils.file_io: PathHandler PathManager
-    utils.logger: create_small_table log_every_n log_every_n_seconds log_first_n setup_logger
+    utils.logger: _log_api_usage create_small_table log_every_n log_every_n_seconds log_first_n setup_logger
     utils.memory: retry_if_cuda_oom
     utils.registry: Registry locate
+    utils.serialize: PicklableWrapper
 """
 REFUSED = """
     data: DatasetCatalog DatasetMapper MetadataCatalog build_detection_train_loader detection_utils transforms
@@ -59,5 +60,6 @@ def names(table):
 def test_the_names_of_the_engine_are_here_and_those_of_detection_are_refused_with_a_reason():
     assert [f"{module}.{name}" for module, name in names(PRESENT) if home_of(module, name) is None] == []
     assert [f"{module}.{name}" for module, name in names(REFUSED) if home_of(module, name) is not None] == []
-    assert all(" is not in hookline: " in describe(f"{module}.{name}") for module, name in names(REFUSED))
+    assert all("own tools; use " in describe(f"{module}.{name}") for module, name in names(REFUSED))
+    assert "use DATASET_REGISTRY" in describe("detectron2.data.catalog.DatasetCatalog")
     assert all(module == "detectron2" or module.rpartition(".")[0] in MODULES.split() for module in MODULES.split())

@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["GUIDE", "HOMES", "MODULES", "describe", "home_of", "install", "installed_at"]
+__all__ = ["GUIDE", "HOMES", "INSTEAD", "MODULES", "describe", "home_of", "install", "installed_at"]
 
 GUIDE = "docs/porting/detectron2.md"
 
@@ -24,7 +24,7 @@ MODULES = """
     detectron2.solver detectron2.solver.build detectron2.solver.lr_scheduler
     detectron2.utils detectron2.utils.analysis detectron2.utils.collect_env detectron2.utils.comm detectron2.utils.env
     detectron2.utils.events detectron2.utils.file_io detectron2.utils.logger detectron2.utils.memory
-    detectron2.utils.registry
+    detectron2.utils.registry detectron2.utils.serialize
 """
 """The modules of detectron2 0.6 that can be imported."""
 
@@ -33,6 +33,7 @@ HOMES = {
     "detectron2.config": ("hookline.config", "hookline.config.defaults"),
     "detectron2.data": ("hookline.engine.data",),
     "detectron2.engine": ("hookline.engine", "hookline.hooks", "hookline.engine.launch"),
+    "detectron2.engine.defaults": ("hookline.engine.defaults", "hookline.engine", "hookline.hooks"),
     "detectron2.engine.hooks": ("hookline.hooks",),
     "detectron2.evaluation": ("hookline.engine.evaluation",),
     "detectron2.modeling": ("hookline.engine.modeling",),
@@ -48,6 +49,35 @@ HOMES = {
     "detectron2.utils.registry": ("hookline.config",),
 }
 """Where the names of a module of detectron2 are, and those of modules in it that have no row."""
+
+
+INSTEAD = {
+    "checkpoint": "hookline.engine.checkpoint",
+    "config.downgrade_config": "the keys in docs/config.md",
+    "config.upgrade_config": "the keys in docs/config.md",
+    "data": "hookline.engine.data: data sets are classes that DATASETS.TRAIN names",
+    "data.DatasetCatalog": "DATASET_REGISTRY of hookline.engine.data",
+    "data.DatasetMapper": "the data set's __getitem__, or MapDataset",
+    "data.MetadataCatalog": "attributes of the data set, such as classes",
+    "data.build_detection_test_loader": "build_test_loader of hookline.engine.data",
+    "data.build_detection_train_loader": "build_train_loader of hookline.engine.data",
+    "data.detection_utils": "torchvision.io",
+    "data.get_detection_dataset_dicts": "DATASET_REGISTRY of hookline.engine.data",
+    "data.transforms": "torchvision.transforms.v2",
+    "engine.launch": "launch of hookline.engine",
+    "evaluation": "TEST.METRICS, or your own DatasetEvaluator",
+    "export": "export_weights of hookline.engine",
+    "layers": "torch.nn or torchvision.ops",
+    "model_zoo": "MODEL.NAME, which takes names such as torchvision.models:resnet50, and MODEL.WEIGHTS",
+    "modeling": "MODEL.NAME, which takes the name of any class, such as my_package.nets:Net",
+    "solver": "hookline.engine.solver",
+    "structures": "torchvision.tv_tensors and torchvision.ops",
+    "utils.analysis": "fvcore.nn",
+    "utils.comm": "hookline.engine.comm",
+    "utils.video_visualizer": "torchvision.utils",
+    "utils.visualizer": "torchvision.utils, and the hook SamplePredictions",
+}
+"""What to use for a name or module of detectron2, and all in it, that hookline does not have."""
 
 
 def install() -> None:
@@ -92,8 +122,15 @@ def describe(full: str) -> str:
     module, _, name = full.rpartition(".")
     there = {*_public(module), *(key.rpartition(".")[2] for key in MODULES.split() if key.rpartition(".")[0] == module)}
     near = difflib.get_close_matches(name, there, 1, 0.8)
-    hint = f"; did you mean '{near[0]}'?" if near else ": it is part of detection, or of detectron2's own tools"
-    return f"{full} is not in hookline{hint} (see {GUIDE})"
+    if near:
+        return f"{full} is not in hookline; did you mean '{near[0]}'? (see {GUIDE})"
+    key = full.removeprefix("detectron2.")
+    while key not in INSTEAD and "." in key:
+        key = key.rpartition(".")[0]
+    # The last part: DatasetCatalog is in detectron2.data and in detectron2.data.catalog.
+    use = INSTEAD.get(f"{full.split('.')[1]}.{name}") or INSTEAD.get(key)
+    use = f"; use {use}" if use else ", or write it yourself"
+    return f"{full} is not in hookline: it is part of detection, or of detectron2's own tools{use} (see {GUIDE})"
 
 
 class _Finder(Loader):

@@ -1,4 +1,6 @@
 import logging
+import math
+import pickle
 import random
 
 import numpy as np
@@ -7,10 +9,13 @@ import torch
 
 from hookline.config import get_cfg
 from hookline.engine.checkpoint import Checkpointer
+from hookline.engine.compat.functions import _try_get_key
 from hookline.engine.compat.utils import (
     PathHandler,
     PathManager,
+    PicklableWrapper,
     create_small_table,
+    fixup_module_metadata,
     log_every_n,
     log_every_n_seconds,
     log_first_n,
@@ -114,3 +119,18 @@ def test_a_function_without_memory_is_called_again_and_then_on_the_cpu(log):
     assert double(torch.ones(2), factor=3).tolist() == [3, 3]
     assert calls == [("cpu", 3)] * 3
     assert "double: the GPU is out of memory; it runs on the CPU" in log.text
+
+
+def test_a_wrapped_function_is_called_in_another_process_and_a_package_names_itself():
+    pytest.importorskip("cloudpickle")
+    wrapped = pickle.loads(pickle.dumps(PicklableWrapper(PicklableWrapper(lambda x: x + 1))))
+    assert wrapped(2) == PicklableWrapper([3]).pop() == 3
+    inner = type("Inner", (), {"__module__": "package.module"})
+    fixup_module_metadata("package", {"Inner": inner, "math": math, "_private": None})
+    assert (inner.__module__, math.__name__) == ("package", "math")
+
+
+def test_keys_of_any_config_are_tried_in_order():
+    assert _try_get_key(get_cfg(), "train.seed", "SEED", default=0) == -1
+    assert _try_get_key({"train": {"seed": 3}}, "SEED", "train.seed") == 3
+    assert _try_get_key(get_cfg(), "SEED.x", default=7) == 7
