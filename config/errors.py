@@ -28,6 +28,10 @@ class MismatchError(ConfigError, TypeError):
     """What the data, the model or the loss give does not fit the others, or the config."""
 
 
+class NoStorageError(RuntimeError, AssertionError):
+    """``get_event_storage()`` was called outside of a run. detectron2 raises an AssertionError."""
+
+
 @contextmanager
 def loading(what: str) -> Iterator[None]:
     """Turn any error of a ``load_state_dict`` into a :class:`ConfigError`: a wrong state raises all kinds of errors."""

@@ -32,8 +32,6 @@ __getattr__ = imported_when_used(__name__, {"SimpleTrainer": ".simple_trainer", 
 
 logger = logging.getLogger(__name__)
 
-_LEFT = "trainer.iter was set to max_iter"
-
 
 @dataclass(frozen=True)
 class TrainResult:
@@ -260,13 +258,12 @@ class TrainerBase(HookCaller):
             self._agreement.end_step(self)
         if self._requests:
             self._serve_requests()
-            self._notice_stop()
 
     def _notice_stop(self) -> None:
         """Take ``trainer.iter = trainer.max_iter``, by which hooks of detectron2 stop training, as a request."""
         if self.iter >= self.max_iter and self._in_loop and self.iter != self.storage.iter:
             self.iter = self.storage.iter
-            self.request_stop(_LEFT)
+            self.request_stop("trainer.iter was set to max_iter")
 
     def after_epoch(self) -> None:
         self.emit("after_epoch")
@@ -296,7 +293,7 @@ class TrainerBase(HookCaller):
         """End the run: call the events after the loop. If hooks raise errors, the others are still called."""
         if self._error is None:
             if self._stop is None and self.iter >= self.max_iter > self.finished_iter + 1:
-                self._stop = StopRequest(_LEFT)
+                self._stop = StopRequest("trainer.iter was set to max_iter")
             self.iter = self.storage.iter = self.finished_iter + 1
             self._attempt(self._check_state, {"on_eval", "on_save"})
         self.due_only = False  # an error may have ended a step

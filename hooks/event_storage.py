@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any, Literal
 
-from ..config.errors import loading, suggest
+from ..config.errors import NoStorageError, loading, suggest
 from .history_buffer import OVER_RANKS, HistoryBuffer, MediaStorage, as_scalar, by_name, table
 
-__all__ = ["EventStorage", "NoStorageError", "Row", "get_event_storage", "has_event_storage"]
+__all__ = ["EventStorage", "Row", "get_event_storage", "has_event_storage"]
 
 Row = tuple[int, dict[str, float]]  # one line of metrics: the iteration, and the values by name
 
@@ -19,10 +19,6 @@ _MAX_PENDING = 4096  # more values are read by themselves, to limit memory in a 
 
 # The open storages. Not a context variable, so that threads of a run see its storage. The name is detectron2's.
 _CURRENT_STORAGE_STACK: list["EventStorage"] = []
-
-
-class NoStorageError(RuntimeError, AssertionError):  # detectron2 asserts it
-    """There is no open storage."""
 
 
 def get_event_storage() -> "EventStorage":

@@ -81,7 +81,7 @@ class PicklableWrapper:
     """
 
     def __init__(self, obj: Any) -> None:
-        self._obj = obj._obj if isinstance(obj, PicklableWrapper) else obj
+        self._obj: Any = obj._obj if isinstance(obj, PicklableWrapper) else obj
 
     def __reduce__(self) -> tuple[Any, ...]:
         import cloudpickle
