@@ -13,7 +13,10 @@ _LONG = 8
 
 
 class ConfigError(ValueError):
-    """Bad user input: a key, value, file, name or argument. Tools print the message and exit with 2."""
+    """Bad user input: a key, value, file, name or argument. Tools print the message and exit with ``exit_code``."""
+
+    exit_code = 2
+    """1 if steps were trained before the error: then a run can be resumed."""
 
 
 class UnknownKeyError(ConfigError, KeyError):

@@ -18,6 +18,7 @@ import hookline
 
 from ..command_line import handling_signals
 from ..config import CfgNode, ConfigError
+from ..config.errors import printable
 from ..hooks.control.interruption import EXIT_AGAIN, EXIT_INTERRUPTED
 from . import comm
 
@@ -182,8 +183,8 @@ def _join_torchrun(
         except ConfigError as error:
             first = Failure.first(store)
             if first is None or first.rank == rank:  # all ranks have the same message
-                sys.stderr.write(f"error: {error}\n")
-            raise SystemExit(2) from None
+                sys.stderr.write(_message(error))
+            raise SystemExit(error.exit_code) from None
 
     return run()
 
@@ -292,7 +293,7 @@ def check_same_config(cfg: CfgNode, options: Mapping[str, Any]) -> None:
 
 @contextmanager
 def config_errors_exit() -> Iterator[None]:
-    """Turn a :class:`ConfigError` into its message and exit code 2, and Ctrl-C into exit code 130.
+    """Turn a :class:`ConfigError` into its message and exit code, 2 or in training 1, and Ctrl-C into exit code 130.
 
     Before and after training, SIGTERM and SIGUSR1 exit with 75 ("start it again"); during training
     :class:`~hookline.hooks.SignalHandler` handles them. Earlier handlers are restored at the end.
@@ -302,14 +303,18 @@ def config_errors_exit() -> Iterator[None]:
             yield
     except ConfigError as error:
         if not launched_by_torchrun() or os.environ["LOCAL_RANK"] == "0":  # other ranks have the same error
-            notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-            # That of a loader's worker has the worker's traceback before the message.
-            message = str(error).rpartition("MismatchError: ")[2].rstrip()
-            sys.stderr.write(f"error: {message}{notes}\n")
-        raise SystemExit(2) from None
+            sys.stderr.write(_message(error))
+        raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         raise SystemExit(EXIT_INTERRUPTED) from None
+
+
+def _message(error: ConfigError) -> str:
+    # That of a loader's worker has the worker's traceback before the message.
+    text = str(error).rpartition("MismatchError: ")[2].rstrip()
+    lines = "\n".join([text, *getattr(error, "__notes__", ())]).split("\n")
+    return "\n".join(["error: " + printable(lines[0]), *map(printable, lines[1:]), ""])
 
 
 def _start_again(number: int, frame: FrameType | None) -> NoReturn:

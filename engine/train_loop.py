@@ -348,6 +348,8 @@ class TrainerBase(HookCaller):
             self._error.add_note(f"then also: {type(error).__name__}: {error}")
             return
         self._error = error
+        if isinstance(error, ConfigError) and self.finished_iter >= self.start_iter:
+            error.exit_code = 1
         error.logged_by_trainer = True  # type: ignore[attr-defined]
         if isinstance(error, Exception):
             level = logging.DEBUG if isinstance(error, ConfigError) else logging.ERROR  # its message is enough

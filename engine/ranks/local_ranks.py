@@ -162,8 +162,8 @@ def _child(
         value = run_rank(main_func, args, store, timeout, cuda)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except ConfigError:
-        raise SystemExit(2) from None
+    except ConfigError as error:
+        raise SystemExit(error.exit_code) from None
     except Exception:
         raise SystemExit(1) from None  # the launcher has the traceback
     if place["LOCAL_RANK"] == "0" and value is not None:
@@ -218,7 +218,7 @@ def _failure(store: dist.TCPStore, ranks: range, world_size: int, processes: Seq
     if first is None:  # machine 0 has ended, and the store with it; or the ranks have stopped
         return SystemExit(next((code for code in codes if code not in CLEAN_EXIT_CODES), max(codes)))
     if first.is_config_error:
-        return ConfigError(first.text)
+        return first.config_error()
     text = first.describe()
     with suppress(RuntimeError):  # machine 0 has ended, and the store with it
         if "SIGABRT" in first.text:  # NCCL aborts when a collective times out

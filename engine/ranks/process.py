@@ -151,7 +151,7 @@ def _meet(store: dist.TCPStore, rank: int, world_size: int, seconds: float) -> N
     failed = lambda: Failure.first(store) is not None  # noqa: E731
     missing = comm.missing_ranks(store, "hookline/here", rank, world_size, seconds, failed)
     if failure := Failure.first(store):
-        raise ConfigError(failure.text) if failure.is_config_error else RuntimeError(failure.describe())
+        raise failure.config_error() if failure.is_config_error else RuntimeError(failure.describe())
     if missing:
         raise ConfigError(
             f"rank(s) {', '.join(missing)} did not join within {seconds:g} s "
@@ -230,7 +230,8 @@ class Failure(NamedTuple):
 
     Attributes:
         rank: the rank.
-        how: "failed", "left" (ended before the others were done), "hung" or "was refused" (a ConfigError).
+        how: "failed", "left" (ended before the others were done), "hung", or "was refused", if it had trained
+            "was refused in training" (a ConfigError).
         text: the message or the traceback.
     """
 
@@ -262,7 +263,13 @@ class Failure(NamedTuple):
     @property
     def is_config_error(self) -> bool:
         """Whether the input is wrong."""
-        return self.how == "was refused"
+        return self.how.startswith("was refused")
+
+    def config_error(self) -> ConfigError:
+        """Return the error of the rank."""
+        error = ConfigError(self.text)
+        error.exit_code = 2 if self.how == "was refused" else 1
+        return error
 
 
 @contextlib.contextmanager
@@ -334,7 +341,8 @@ def failure_behind(error: BaseException, store: "dist.Store", rank: int, world_s
         seconds: how long collectives wait.
     """
     if isinstance(error, ConfigError):
-        return Failure(rank, "was refused", str(error))
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        return Failure(rank, "was refused" if error.exit_code == 2 else "was refused in training", text)
     own = Failure(rank, "failed", "".join(traceback.format_exception(error)).rstrip())
     cause: BaseException | None = error
     while cause is not None and not _is_of_collective(cause):

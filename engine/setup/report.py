@@ -140,8 +140,10 @@ def _path(cfg: CfgNode, name: str) -> str:
 
 
 def name_replay(trainer: Any, error: BaseException) -> None:
-    """Add to an error of a step the command that repeats the step, if there is one."""
+    """Add to an error of a step the command that repeats the step, if there is one, or how to go on."""
     iteration = getattr(error, "found_in_step", trainer.iter)  # an error may be found after its step
+    if isinstance(error, ConfigError) and trainer._error is None and trainer.finished_iter >= trainer.start_iter:
+        error.add_note("steps were trained before: when it is mended, continue with --resume, or train(resume=True)")
     of_a_step = isinstance(error, Exception) and not isinstance(error, ConfigError)
     waits = trainer._start is not None and trainer._start.waits  # then there is nothing to replay
     if of_a_step and trainer._error is None and not waits and (command := trainer.replay_command(iteration)):

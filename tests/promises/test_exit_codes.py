@@ -19,6 +19,7 @@ SYNTHETIC = ROOT / "configs" / "synthetic" / "mlp.yaml"
 # A hook that sends a signal to its process at an event, and other parts.
 HOOK = '''
 import os, signal, time
+from hookline.config import ConfigError
 from hookline.hooks import HookBase
 
 class Send(HookBase):
@@ -46,6 +47,14 @@ class Impatient(HookBase):
     """Makes the loader's workers report and exit instead of waiting for the training process."""
     def __init__(self):
         signal.alarm = lambda seconds: (os.write(2, b"a worker waits"), os._exit(1))
+
+class Refuse(HookBase):
+    def __init__(self, at: int):
+        self.at = at
+
+    def after_fetch(self, batch):
+        if self.trainer.iter == self.at:
+            raise ConfigError("these samples do not fit")
 
 class Fail(HookBase):
     def before_forward(self, batch):
@@ -107,6 +116,16 @@ def test_a_run_stopped_by_sigterm_exits_with_75_and_is_completed_by_a_resume(sta
     assert (code, err) == (0, "")
     assert "Starting training from iteration 14\n" in out
     assert last(tmp_path) == "model_final.pth"
+
+
+@pytest.mark.parametrize(("at", "code"), [(0, 2), (13, 1)])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_bad_input_after_the_first_step_is_a_failure_that_can_be_resumed(start, at, code, ranks):
+    options = ("--num-gpus", ranks, "MODEL.DEVICE", "cpu") if ranks > 1 else ()
+    ended, _, err = start(*options, name="Refuse", hook={"at": at})()
+    assert (ended, "Traceback" in err) == (code, False)
+    assert err.startswith("error: these samples do not fit\n")
+    assert ("continue with --resume" in err) == (code == 1)
 
 
 @pytest.mark.slow
