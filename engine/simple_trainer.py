@@ -422,6 +422,7 @@ class SimpleTrainer(TrainerBase):
             with_batches: yield pairs of a batch, on the model's device, and its outputs.
             predict: called with model and batch. Default: the adapter's ``predict``.
         """
+        self._move_modules()
         return predictions(self, data_loader, with_batches, predict or self.adapter.predict)
 
     # ------------------------------------------------------------------ checks and state
@@ -435,11 +436,14 @@ class SimpleTrainer(TrainerBase):
         if self._whole_step is not None:
             self._whole_step.check(self, SimpleTrainer)
 
-    def _prepare(self, *args: Any) -> EventStorage:
-        # Modules that are attributes of the trainer, such as a metric or a second model.
+    def _move_modules(self) -> None:
+        """Move modules that are attributes of the trainer, such as a metric or a second model, to its device."""
         for value in [*vars(self).values(), getattr(self.adapter, "loss", None)]:
             if isinstance(value, nn.Module) and value is not self.model and self.device is not None:
                 value.to(self.device)
+
+    def _prepare(self, *args: Any) -> EventStorage:
+        self._move_modules()
         if self._error is not None:  # an earlier run failed, perhaps between backward pass and update
             self.optimizer.zero_grad()
         return super()._prepare(*args)

@@ -95,6 +95,7 @@ def results_of(trainer: Any, cfg: CfgNode) -> Mapping[str, Any]:
     """Return the results of a DefaultTrainer's ``test()``, on all ranks."""
     if not cfg.DATASETS.TEST:
         return {}
+    trainer._move_modules()
     trainer.strategy.before_evaluation(trainer.model)
     # Without the wrapper: its collectives would hang, since ranks may have different numbers of batches.
     results: Mapping[str, Any] = trainer.test(cfg, unwrap_model(trainer.model))

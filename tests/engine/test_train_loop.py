@@ -363,6 +363,9 @@ def test_modules_among_the_attributes_are_moved_to_the_device():
     with pytest.raises(RuntimeError):  # losses on the meta device have no values
         trainer.train(0, 1)
     assert trainer.metric.weight.is_meta
+    trainer.metric = nn.Linear(1, 1)
+    trainer.predict([])  # also without training
+    assert trainer.metric.weight.is_meta
 
 
 def test_gather_and_print_of_one_process(capsys, monkeypatch):
