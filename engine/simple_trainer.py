@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..config.errors import loading
-from ..hooks.common import capture_rng, optimizers_of, refuse_closure, restore_rng
+from ..hooks.common import capture_rng, optimizers_of, refuse_closure, restore_rng, sized
 from ..hooks.event_storage import EventStorage, get_event_storage
 from . import comm
 from .checkpoint import unwrap_model
@@ -148,17 +148,15 @@ class SimpleTrainer(TrainerBase):
         """Read a batch, compute its losses and gradients, and update the weights if all of them are finite."""
         if not self.model.training:
             raise AssertionError("[SimpleTrainer] model was changed to eval mode! Call model.train() before the step")
+        weighted = self.accumulation_steps > 1 or self._averaging_ranks > 1
         start = time.perf_counter()
-        batch = self.fetch()
+        batch = self._batches.micro_batches(self.accumulation_steps, self.fetch) if weighted else self.fetch()
         data_time = time.perf_counter() - start
         if self._whole_step is not None and self._whole_step.run(self, batch, data_time):
             return
         if self.zero_grad_before_forward:
             self.zero_grad()
-        if self.accumulation_steps > 1 or self._averaging_ranks > 1:
-            loss_dict = forward_backward_weighted(self, batch)
-        else:
-            loss_dict = self.forward_backward(batch)
+        loss_dict = forward_backward_weighted(self, batch) if weighted else self.forward_backward(batch)
         self.nonfinite.call_own_check(self, loss_dict)
         self._write_metrics(loss_dict, data_time)
         self.optimizer_step()
@@ -166,7 +164,7 @@ class SimpleTrainer(TrainerBase):
             self.zero_grad()
 
     def fetch(self) -> Any:
-        """Read the next batch and move it to the device."""
+        """Read the next batch, or micro-batch, and move it to the device."""
         listeners = self._listeners
         if listeners["before_fetch"]:
             self.emit("before_fetch")
@@ -174,7 +172,8 @@ class SimpleTrainer(TrainerBase):
         if self.device is not None and self.device.type != "cpu":  # loaders read into the host's memory
             batch = move_to_device(batch, self.device)
         if listeners["after_fetch"]:
-            self.emit("after_fetch", batch)
+            with sized(batch, self._batches.num_samples):
+                self.emit("after_fetch", batch)
         return batch
 
     def forward_backward(
@@ -194,10 +193,11 @@ class SimpleTrainer(TrainerBase):
         if listeners["before_forward"]:
             self.emit("before_forward", batch)
         loss_dict = self.forward(batch)
+        terms = None if weights is None else loss_dict.pop("num_terms", None)
         if listeners["after_forward"]:
             self.emit("after_forward", batch, loss_dict)
         if weights is not None:
-            loss_dict = weights.apply(loss_dict, share)
+            loss_dict = weights.apply(loss_dict, share, terms)
         elif "num_items" in loss_dict:
             self.storage.put_scalar("num_items", loss_dict.pop("num_items"), smoothing_hint=False)
         first, *others = loss_dict.values()

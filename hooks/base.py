@@ -91,10 +91,10 @@ class HookBase:
         """After each iteration, which is one optimizer update."""
 
     def before_fetch(self) -> None:
-        """Before a batch is read."""
+        """Before a batch, or with accumulation a micro-batch, is read."""
 
     def after_fetch(self, batch: Any) -> None:
-        """After a batch was read. It may be changed in place."""
+        """After a batch, or with accumulation a micro-batch, was read. It may be changed in place."""
 
     def before_forward(self, batch: Any) -> None:
         """Before the forward pass of each micro-batch."""

@@ -8,6 +8,7 @@ import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -57,26 +58,42 @@ def class_names_of(dataset: Any) -> list[str]:
     return list(map(str, names)) if isinstance(names, Sequence) else []
 
 
-def samples_in(batch: Any) -> int | None:
+# The batch that is being worked on, and the number of its samples, which its loader knows.
+_in_hand: tuple[Any, int | None] = (None, None)
+
+
+@contextmanager
+def sized(batch: Any, number: int | None) -> Iterator[None]:
+    """Have :func:`samples_in` return the number of samples that a loader has read for a batch, within the block."""
+    global _in_hand
+    before, _in_hand = _in_hand, (batch, number)
+    try:
+        yield
+    finally:
+        _in_hand = before
+
+
+def samples_in(batch: Any, read: int | None = None) -> int | None:
     """Return the number of samples in a batch.
 
     Args:
-        batch: tensors in any nesting of tuples, lists and dicts, or a list of samples.
+        batch: any. ``num_samples``, an attribute or an entry of a dict, states the number.
+        read: how many samples its loader has read for it, if that is known.
 
     Returns:
-        The first dimension of the first tensor, or the length of the list of samples; None if there is neither.
+        The stated number, or that of the loader. Otherwise the number in which all parts of the batch agree: the first
+        dimension of each tensor and array, and the length of each list of samples, in any nesting of tuples, dicts and
+        dataclasses. None if they do not agree, or there are none.
     """
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.ndim else None
-    if is_samples(batch):
-        return len(batch)
-    if isinstance(batch, Mapping):
-        children = list(batch.values())
-    elif isinstance(batch, list | tuple):
-        children = list(batch)
-    else:
-        return None
-    return next((size for size in map(samples_in, children) if size is not None), None)
+    stated = batch.get("num_samples") if isinstance(batch, Mapping) else getattr(batch, "num_samples", None)
+    if isinstance(stated, int):
+        return stated
+    if read is None and batch is _in_hand[0]:
+        read = _in_hand[1]
+    if read is not None:
+        return read
+    found = set(_sizes(batch))
+    return found.pop() if len(found) == 1 else None
 
 
 def length_of(data: Any) -> int | None:
@@ -87,16 +104,52 @@ def length_of(data: Any) -> int | None:
         return None
 
 
-def is_samples(batch: Any) -> bool:
-    """Return whether a batch is a list of samples, not a list of fields with tensors over all samples."""
-    return isinstance(batch, list) and not any(isinstance(child, torch.Tensor) for child in batch)
+def _sizes(part: Any) -> Iterator[int]:
+    """Yield the number of samples that each tensor, array and list of a batch stands for."""
+    if isinstance(part, torch.Tensor | np.ndarray):
+        if part.ndim:
+            yield len(part)
+        return
+    if isinstance(part, list):
+        if may_be_samples(part):
+            yield len(part)
+        if not any(isinstance(one, torch.Tensor) for one in part):
+            return
+    for child in _parts_of(part):
+        yield from _sizes(child)
+
+
+def may_be_samples(part: list[Any]) -> bool:
+    """Return whether a list may have one entry per sample.
+
+    It has fields if there are tensors of several types or numbers of dimensions in it: torch collates tuples to lists.
+    A list of tensors that are alike may be either.
+    """
+    kinds = {(one.ndim, one.dtype) if isinstance(one, torch.Tensor) else None for one in part}
+    return len(kinds) < 2
+
+
+def _parts_of(part: Any) -> Iterable[Any]:
+    """Return the values in a tuple, list, dict or dataclass; nothing for another object."""
+    if isinstance(part, Mapping):
+        return part.values()
+    if isinstance(part, tuple | list):
+        return part
+    return fields_of(part).values()
+
+
+def fields_of(part: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by name; an empty dict for another object."""
+    if not is_dataclass(part) or isinstance(part, type):
+        return {}
+    return {field.name: getattr(part, field.name) for field in fields(part)}
 
 
 def convert(batch: Any, leaf: Callable[[Any], Any]) -> Any:
     """Return a batch of the same structure with other values.
 
     Args:
-        batch: values in dicts, lists, tuples and named tuples.
+        batch: values in dicts, lists, tuples, named tuples and dataclasses.
         leaf: returns the new value for a tensor or another part; None: its parts are converted, or it is kept.
     """
     if (new := leaf(batch)) is not None:
@@ -113,6 +166,11 @@ def convert(batch: Any, leaf: Callable[[Any], Any]) -> Any:
         changed = copy.copy(batch)  # keeps the type and other attributes
         for key, value in made.items():
             changed[key] = value
+        return changed
+    if values := fields_of(batch):
+        changed = copy.copy(batch)
+        for name, value in values.items():
+            object.__setattr__(changed, name, convert(value, leaf))  # it may be frozen
         return changed
     return batch
 

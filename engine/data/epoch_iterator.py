@@ -2,13 +2,13 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ...config import ConfigError
-from ...hooks.common import length_of
+from ...hooks.common import length_of, preserve_rng
 from .batch_sampler import GlobalBatchSampler, has_state, takes_start
-from .loader import LimitedLoader, ended_early, exact_length, iterate
+from .loader import LimitedLoader, ended_early, exact_length, iterate, split_batch
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ class EpochIterator:
     Attributes:
         epoch: number of the epoch, from 0.
         position: batches read in the epoch.
+        num_samples: number of samples in the last batch or micro-batch; None if the loader does not know it.
     """
 
     def __init__(self, loader: Any, length: int | None = None, listener: Any = None) -> None:
@@ -63,25 +64,69 @@ class EpochIterator:
         self._follows_indices = False
         # The indices of the last batch, and of those that workers have read ahead.
         self._noted: deque[Any] | None = None
+        self.num_samples: int | None = None
+        # Micro-batches per batch: those that are asked for, and those that the iterator makes; and those left to yield.
+        self._parts = self._made_parts = 1
+        self._left = deque[tuple[Any, int | None]]()
 
     def __iter__(self) -> "EpochIterator":
         return self
 
     def __next__(self) -> Any:
+        if not self._left:
+            self._left.extend(self._read_next())
+        batch, self.num_samples = self._left.popleft()
+        return batch
+
+    def _read_next(self) -> Iterable[tuple[Any, int | None]]:
+        """Read the next batch, and return it or its micro-batches, with their numbers of samples."""
         if self.position == self.length or self._skipping:
             self._roll()
+        if self._made_parts != self._parts and self._iterator is not None:
+            self._start_again()
         if self._iterator is None:
             self._iterator = self._start()
         if self._noted and self._read:
             self._noted.popleft()
         # No "except StopIteration": objects made in an except block keep the exception, and so this frame and the
         # loader's workers, alive until the garbage collector runs.
-        batch = next(self._iterator, _END)
-        if batch is _END:
-            batch = self._start_over()
+        read = next(self._iterator, _END)
+        if read is _END:
+            read = self._start_over()
         self.position += 1
         self._read += 1
-        return batch
+        if self._parts > 1 and len(read.batches) == 1 and (read.sizes[0] is None or self._made_parts == 1):
+            return split_batch(read.batches[0], self._parts, read.sizes[0])
+        if len(read.batches) > 1 and self._parts == 1:
+            raise RuntimeError(
+                f"the data loader makes {self._made_parts} micro-batches of each batch until its pass ends: read them "
+                "with SOLVER.ACCUMULATION_STEPS, or use a loader with state_dict()"
+            )
+        return zip(read.batches, read.sizes, strict=True)
+
+    def micro_batches(self, parts: int, fetch: Callable[[], Any]) -> list[tuple[Any, int | None]]:
+        """Read a batch in micro-batches, and return each with its number of samples.
+
+        Their samples are collated apart if the loader is a DataLoader; otherwise the batch is cut.
+
+        Args:
+            parts: number of micro-batches, at most.
+            fetch: reads the next one from this iterator, or a whole batch from somewhere else.
+
+        Raises:
+            MismatchError: the batch cannot be cut.
+        """
+        self._parts, self.num_samples = parts, None
+        try:
+            found = [(fetch(), self.num_samples)]
+            while self._left:
+                found.append((fetch(), self.num_samples))
+        finally:
+            self._parts = 1
+            self._left.clear()
+        if parts > 1 and found[0][1] is None:
+            return list(split_batch(found[0][0], parts))
+        return found
 
     def prepare(self) -> None:
         """Create the loader's iterator if an uninterrupted run would have created it before this position.
@@ -234,7 +279,15 @@ class EpochIterator:
         self._noted = None
         if isinstance(sampler, GlobalBatchSampler):
             self._noted = sampler.noted = deque() if self._follows_indices else None
-        return iterate(self.loader)
+        self._made_parts = self._parts
+        return iterate(self.loader, self._parts)
+
+    def _start_again(self) -> None:
+        """Have the loader make another number of micro-batches, from the next batch on if it has a position."""
+        if self._stateful or takes_start(self._sampler):
+            with preserve_rng():
+                self.load_state_dict(self.state_dict())
+                self._iterator = self._start()
 
     def _roll(self) -> None:
         """Start the next epoch in the middle of a step, and call the listener."""
@@ -254,15 +307,15 @@ class EpochIterator:
         elif self.position:
             self._roll()
         self._iterator = self._start()
-        batch = next(self._iterator, _END)
-        if batch is _END:
+        read = next(self._iterator, _END)
+        if read is _END:
             if self._exact is not None:
                 raise ended_early(0, self._exact)
             raise RuntimeError(
                 f"the data loader has no batch in its next pass (epoch {self.epoch}): it is empty, or a generator that "
                 "can be read only once; use a loader that can be read again"
             )
-        return batch
+        return read
 
 
 def _sampler(loader: Any) -> Any:

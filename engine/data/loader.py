@@ -1,11 +1,12 @@
 """Read batches of map-style data sets: seeded by sample, with errors that name the sample, also in workers."""
 
+import copy
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -15,8 +16,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, defau
 
 from ...config import Registry
 from ...config.errors import MismatchError
-from ...hooks.common import convert, is_samples, length_of, samples_in
+from ...hooks.common import convert, fields_of, length_of, may_be_samples, samples_in
 from ...hooks.control.interruption import STOP_SIGNALS, announce_exit_to_workers, leave_signals_to_parent
+from ..modeling.adapters import describe
 from .batch_sampler import PlacedBatch
 from .seeding import COLLATE, SAMPLE, generators_for_reading, seed_generators, stream_key
 
@@ -95,6 +97,47 @@ class SeededLoader(WorkerLoader):
             return super().__iter__()
 
 
+class Collated(NamedTuple):
+    """What is read at once: a batch, or its micro-batches, and the number of samples of each, if it is known."""
+
+    batches: list[Any]
+    sizes: list[int | None]
+
+
+class Collate:
+    """Makes :class:`Collated` of a list of samples, which is cut into micro-batches before they are collated.
+
+    Args:
+        collate: makes a batch of a list of samples. Samples that are None do not count.
+        parts: number of micro-batches, at most.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any], parts: int) -> None:
+        self.collate = collate
+        self.parts = parts
+
+    def __call__(self, samples: Any) -> Collated:
+        if not isinstance(samples, list):  # a data set with __getitems__ may return a batch
+            return Collated([self.collate(samples)], [None])
+        pieces = cut(samples, self.parts)
+        kept = [piece for piece in pieces if present(piece)] or pieces[:1]
+        return Collated(list(map(self.collate, kept)), list(map(present, kept)))
+
+
+def cut(samples: Any, parts: int) -> list[Any]:
+    """Cut a sequence into ``parts`` of nearly equal size; fewer if it is shorter."""
+    if parts == 1:
+        return [samples]
+    size = len(samples)
+    parts = min(parts, size)
+    return [samples[size * part // parts : size * (part + 1) // parts] for part in range(parts)]
+
+
+def present(samples: Any) -> int:
+    """Return the number of samples that are not None, which a collate function leaves out."""
+    return sum(sample is not None for sample in samples)
+
+
 def identity(batch: Any) -> Any:
     """Collate function for items that are batches already."""
     return batch
@@ -105,11 +148,14 @@ class _BatchReader(Dataset[Any]):
 
     Seeding all generators takes longer than reading a small sample, and most data sets draw from one or none. So only
     torch's is always seeded. The first batch that draws from Python's or NumPy's is read again, with that one seeded.
+
+    With a :class:`Collate` it returns :class:`Collated`.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any], seed: int | None) -> None:
         self._dataset = dataset
-        self._collate = collate
+        self._parts = collate.parts if isinstance(collate, Collate) else 0
+        self._collate = collate.collate if isinstance(collate, Collate) else collate
         self._seed = seed
         self._drawn: set[str] = set()
         # A Subset reads whole batches only if its data set does.
@@ -120,17 +166,28 @@ class _BatchReader(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         if self._seed is None:
-            return self._read(indices)
+            return self._read_parts(indices)
         while True:
             with generators_for_reading() as drawn_from:
-                batch = self._read(indices)
+                batch = self._read_parts(indices)
                 drawn = drawn_from()
             if drawn <= self._drawn:
                 return batch
             self._drawn |= drawn
 
-    def _read(self, indices: Sequence[int]) -> Any:
-        """Return a batch, with the generators seeded for each sample.
+    def _read_parts(self, indices: Sequence[int]) -> Any:
+        if not self._parts:
+            return self._read(indices, may_be_empty=True)[0]
+        pieces = cut(indices, self._parts)
+        read = [one for one in map(self._read, pieces) if one[1]] or [self._read(pieces[0], may_be_empty=True)]
+        return Collated(*map(list, zip(*read, strict=True)))
+
+    def _read(self, indices: Sequence[int], may_be_empty: bool = False) -> tuple[Any, int]:
+        """Return a batch and its number of samples, with the generators seeded for each sample.
+
+        Args:
+            indices: of the samples.
+            may_be_empty: collate samples that are all None, too.
 
         Raises:
             MismatchError: the samples do not make a batch, without a collate function of one's own.
@@ -146,7 +203,8 @@ class _BatchReader(Dataset[Any]):
                 samples = self._fetch(indices)
             else:
                 samples = [self._sample(index) for index in indices]
-            return self._collate(samples)
+            number = present(samples) if isinstance(samples, list) else len(indices)
+            return self._collate(samples) if number or may_be_empty else None, number
         except Exception as error:
             if _has_note(error):
                 raise
@@ -187,25 +245,60 @@ def _has_note(error: Exception) -> bool:
     return any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ()))
 
 
-def iterate(loader: Any) -> Iterator[Any]:
-    """``iter(loader)``, with a plain loop for a DataLoader without workers. The batches are the same."""
+def iterate(loader: Any, parts: int = 1) -> Iterator[Collated]:
+    """Read the batches of a loader, each with its number of samples.
+
+    A DataLoader whose collate function gets samples makes ``parts`` micro-batches of them. This is a plain loop for
+    one without workers: the batches are the same. Batches of other loaders are whole, and their numbers are not known.
+    """
+    if isinstance(loader, LimitedLoader):
+        return islice(iterate(loader.loader, parts), loader.limit)
+    if not collates(loader):
+        return map(_unsized, loader)
+    collate: Any = Collate(loader.collate_fn, parts)
     if (
         type(loader) not in (DataLoader, SeededLoader)
         or loader.num_workers
         or loader.pin_memory
-        or loader.batch_sampler is None
         or isinstance(loader.dataset, IterableDataset)
         or torch.autograd._profiler_enabled()
     ):
-        return iter(loader)
+        if loader.persistent_workers:  # they keep the function
+            loader = _reader_of(loader, collate)
+        with swapped(loader, collate_fn=collate):
+            batches = iter(loader)
+        return map(_unsized, batches)
     indices = iter(loader.batch_sampler)
     # iter() draws a seed for its workers here. Draw it too, so that later random numbers are the same.
     torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-    reader = _BatchReader(loader.dataset, loader.collate_fn, getattr(loader, "seed", None))
+    reader = _BatchReader(loader.dataset, collate, getattr(loader, "seed", None))
     return _batches(reader.__getitems__, indices)
 
 
-def _batches(read: Callable[[Any], Any], batches: Iterator[Any]) -> Iterator[Any]:
+def _reader_of(loader: Any, collate: Collate) -> Any:
+    """Return a copy of a loader with workers of its own; the loader itself if it has a position or an epoch."""
+    if hasattr(loader, "state_dict") or hasattr(loader, "set_epoch"):
+        return loader
+    parts, reader = vars(loader).get("_reader", (0, None))
+    if parts != collate.parts:
+        loader._reader = (collate.parts, reader := copy.copy(loader))
+        reader._iterator = None
+    return reader
+
+
+def _unsized(read: Any) -> Collated:
+    return read if isinstance(read, Collated) else Collated([read], [None])
+
+
+def collates(loader: Any) -> bool:
+    """Return whether a loader passes lists of samples to its ``collate_fn``, and returns what that makes of them."""
+    if not isinstance(loader, DataLoader) or (loader.batch_sampler is None and not isinstance(loader, WorkerLoader)):
+        return False
+    definer = type(loader).__iter__.__module__.partition(".")[0]
+    return definer in ("torch", "torchdata", __name__.partition(".")[0])
+
+
+def _batches(read: Callable[[Any], Any], batches: Iterator[Any]) -> Iterator[Collated]:
     for indices in batches:
         try:
             made = [read(indices)]
@@ -231,7 +324,7 @@ class LimitedLoader:
         return self.limit if own is None else min(self.limit, own)
 
     def __iter__(self) -> Iterator[Any]:
-        return islice(iterate(self.loader), self.limit)
+        return islice(self.loader, self.limit)
 
     def __getattr__(self, name: str) -> Any:
         if name == "loader":  # asked for while the object is copied
@@ -239,8 +332,8 @@ class LimitedLoader:
         return getattr(self.loader, name)
 
 
-def whole_pass(loader: Iterable[Any]) -> Iterator[Any]:
-    """Yield each batch of a loader once.
+def whole_pass(loader: Iterable[Any]) -> Iterator[tuple[Any, int | None]]:
+    """Yield each batch of a loader once, and its number of samples; None if the loader does not know it.
 
     Raises:
         RuntimeError: the loader ended before its length, or something in it called ``sys.exit()``.
@@ -248,13 +341,13 @@ def whole_pass(loader: Iterable[Any]) -> Iterator[Any]:
     length, read, batches = exact_length(loader), 0, iterate(loader)
     while True:
         try:
-            batch = next(batches)
+            (batch,), (number,) = next(batches)
         except StopIteration:
             break
         except SystemExit as error:  # which could end the program with success
             raise RuntimeError(f"the data loader called sys.exit({error.code!r}) after {read} batches") from error
         read += 1
-        yield batch
+        yield batch, number
     if length is not None and read < length:
         raise ended_early(read, length)
 
@@ -316,46 +409,65 @@ def pad_collate(samples: list[Any], padding: Any = 0) -> Any:
     return default_collate(samples)
 
 
-def batch_size_of(batch: Any) -> int:
-    """Number N of samples in a batch: of its first tensor (N, ...), or of a list of samples.
+def batch_size_of(batch: Any, read: int | None = None) -> int:
+    """Return the number of samples in a batch; see :func:`~hookline.hooks.common.samples_in`.
 
     Raises:
-        TypeError: the batch has no tensor and no list.
+        MismatchError: it is not known.
     """
-    size = samples_in(batch)
+    size = samples_in(batch, read)
     if size is None:
-        raise TypeError(f"cannot tell the number of samples of a batch of type {type(batch).__name__}")
+        raise MismatchError(
+            f"cannot tell the number of samples in a batch, which is {describe(batch)}. Let its collate function state "
+            'it, as an attribute num_samples of the batch or an entry "num_samples" of a dict; or read a data set or a '
+            "DataLoader, which know the number"
+        )
     return size
 
 
-def split_batch(batch: Any, parts: int, *, exact: bool = False) -> Iterator[tuple[Any, float]]:
-    """Split a batch into ``parts`` of nearly equal size.
+def split_batch(batch: Any, parts: int, read: int | None = None) -> Iterator[tuple[Any, int]]:
+    """Cut a batch, whose samples are collated already, into ``parts`` of nearly equal size.
 
     Args:
-        batch: tensors (N, ...), in any nesting of tuples, lists and dicts; or a
-            list of samples of any kind.
+        batch: tensors (N, ...) and lists of samples, in any nesting of tuples, dicts and dataclasses. Numbers, strings
+            and tensors () are in each part.
         parts: number of parts; fewer if there are fewer samples.
-        exact: repeat the last part with a share of 0 up to ``parts``, for ranks that must have the same number of
-            parts.
+        read: the number of samples, if it is known.
 
     Returns:
-        Pairs of a part, with tensors (n, ...) for tensors (N, ...), and its share n / N. The shares add up to 1.
+        Pairs of a part, with tensors (n, ...) for tensors (N, ...), and its number of samples n.
+
+    Raises:
+        MismatchError: the number of samples is not known, or a part of the batch does not have one entry for each.
     """
-    size = batch_size_of(batch)
-    for part in range(min(parts, size)):
-        start, end = size * part // min(parts, size), size * (part + 1) // min(parts, size)
-        piece = convert(batch, partial(_rows, start, end, size))
-        yield piece, (end - start) / size
-    if exact and size:
-        for _ in range(parts - size):
-            yield piece, 0.0
+    size = batch_size_of(batch, read)
+    if size < 2:
+        yield batch, size
+        return
+    for piece in cut(range(size), parts):
+        yield convert(batch, partial(_rows, slice(piece.start, piece.stop), size)), len(piece)
 
 
-def _rows(start: int, end: int, size: int, part: Any) -> Any:
-    """Rows of a tensor over all samples, or samples of a list; None for another part of a batch."""
-    if isinstance(part, torch.Tensor):
-        return part[start:end] if part.ndim and part.shape[0] == size else part
-    return part[start:end] if is_samples(part) else None
+def _rows(rows: slice, size: int, part: Any) -> Any:
+    """Return rows of a tensor over all samples or of a list of samples, or a constant; None for a container."""
+    if part is None or isinstance(part, str | bytes | float | int | complex):
+        return part
+    if isinstance(part, torch.Tensor | np.ndarray):
+        if not part.ndim:
+            return part
+        if len(part) == size:
+            return part[rows]
+    elif isinstance(part, list):
+        of_samples = may_be_samples(part) and len(part) == size
+        of_fields = any(isinstance(one, torch.Tensor) and one.ndim and len(one) == size for one in part)
+        if of_samples != of_fields:
+            return part[rows] if of_samples else None
+    elif isinstance(part, tuple | Mapping) or fields_of(part):
+        return None
+    raise MismatchError(
+        f"a batch of {size} samples cannot be cut into micro-batches: not each part of it has one entry per sample, as "
+        f"{describe(part)}. Train on a data set or a DataLoader, whose samples are collated in micro-batches"
+    )
 
 
 def move_to_device(batch: Any, device: torch.device | str) -> Any:

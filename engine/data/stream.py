@@ -20,7 +20,7 @@ from ...config import ConfigError
 from ...hooks.common import preserve_rng
 from .. import comm
 from .batch_sampler import has_state
-from .loader import WorkerLoader, identity, note_sample, swapped
+from .loader import Collate, WorkerLoader, identity, note_sample, swapped
 from .seeding import COLLATE, SAMPLE, TRANSFORM, is_deterministic, seed_generators, stream_key
 
 logger = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class StreamLoader(WorkerLoader):
             name, number = type(source).__name__, start["samples"]
             logger.warning("%s has no state_dict(): to resume, %d samples are read and discarded", name, number)
         self._position = start
-        with swapped(self, dataset=replace(self._batches, start=start), collate_fn=identity):
+        with swapped(self, dataset=replace(self._batches, start=start, collate=self.collate_fn), collate_fn=identity):
             batches = super().__iter__()
         return self._follow(batches)
 
@@ -260,7 +260,8 @@ class _BatchStream(IterableDataset[Any]):
                     note_sample(error, f"sample {number} of the stream, in the transform")
                     raise
             samples = made
-        if not is_deterministic([], self.collate):
+        own = self.collate.collate if isinstance(self.collate, Collate) else self.collate
+        if not is_deterministic([], own):
             seed_generators(self._key(COLLATE), place)
         return self.collate(samples)
 

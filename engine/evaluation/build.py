@@ -14,6 +14,7 @@ from ...config.errors import MismatchError
 from ...config.signatures import is_function_of_two
 from ...hooks.common import samples_in
 from ...hooks.evaluation import flatten_names
+from ..data.loader import batch_size_of
 from ..modeling.adapters import ModelAdapter, describe, predictions_of, raise_clearer
 from .evaluator import DatasetEvaluator
 from .metrics import METRIC_REGISTRY, FunctionMetric, Loss, Metric
@@ -82,7 +83,7 @@ class MetricsEvaluator(DatasetEvaluator):
 
     def process(self, inputs: Any, outputs: Any) -> None:
         for loss in self._own_losses:
-            loss.add_losses(self.losses, samples_in(inputs) or 1)
+            loss.add_losses(self.losses, batch_size_of(inputs))
         if len(self._own_losses) == len(self.metrics):
             return  # the batch may have no targets
         targets, forward = self._targets_of(inputs), predictions_of(outputs)
@@ -95,6 +96,8 @@ class MetricsEvaluator(DatasetEvaluator):
             try:
                 if isinstance(metric, FunctionMetric):
                     metric.update(outputs, targets, inputs)
+                elif isinstance(metric, Loss):
+                    metric.update(outputs, targets, samples_in(inputs))
                 else:
                     metric.update(outputs, targets)
             except Exception as error:

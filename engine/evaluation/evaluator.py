@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...hooks.common import has_shards, unwrap_model
+from ...hooks.common import has_shards, sized, unwrap_model
 from ...hooks.event_storage import EventStorage, has_event_storage
 from .. import comm
 from ..data.loader import move_to_device, whole_pass
@@ -124,18 +124,19 @@ def inference_on_dataset(
     with inference_context(model), torch.no_grad():
         call["on_start"]()
         own = islice(whole_pass(data_loader), max_batches)
-        for batch, counts in counted(model, own):
+        for (batch, number), counts in counted(model, own):
             if device is not None:
                 batch = move_to_device(batch, device)
             if not counts:  # another rank needs this rank's parameters, or counts this batch
                 model(batch) if predict is None else predict(model, batch)
                 continue
-            emit("before_eval_step", batch)
-            call["before_inference"]()
-            outputs = model(batch) if predict is None else predict(model, batch)
-            call["after_inference"]()
-            evaluator.process(batch, outputs)
-            emit("after_eval_step", batch, outputs)
+            with sized(batch, number):
+                emit("before_eval_step", batch)
+                call["before_inference"]()
+                outputs = model(batch) if predict is None else predict(model, batch)
+                call["after_inference"]()
+                evaluator.process(batch, outputs)
+                emit("after_eval_step", batch, outputs)
         call["on_end"]()
     if max_batches is not None and not evaluator.works_on_parts:
         return {}
@@ -188,13 +189,14 @@ def outputs_of(
         device: device for the batches; None does not move them.
     """
     # The caller may change the model's mode between batches, so it is set for each.
-    for batch, counts in counted(model, whole_pass(data_loader)):
+    for (batch, number), counts in counted(model, whole_pass(data_loader)):
         if device is not None:
             batch = move_to_device(batch, device)
         with inference_context(model), torch.no_grad():
             outputs = model(batch) if predict is None else predict(model, batch)
         if counts:
-            yield outputs
+            with sized(batch, number):
+                yield outputs
 
 
 def predictions(

@@ -19,7 +19,8 @@ from .. import comm
 from ..data.loader import move_to_device
 from ..modeling.adapters import entries_of, terms_of
 from ..modeling.build import build_loss
-from ..modeling.zoo import classes_second, number_of_terms
+from ..modeling.loss_terms import value_and_terms
+from ..modeling.zoo import classes_second
 
 __all__ = ["METRIC_REGISTRY", "Accuracy", "FunctionMetric", "Loss", "MeanMetric", "Metric", "Predictions", "collect"]
 
@@ -112,7 +113,8 @@ class Accuracy(MeanMetric):
 class Loss(MeanMetric):
     """The loss ``MODEL.LOSS`` over the whole set, as if computed in one batch.
 
-    A loss that returns a sum is divided by the number of samples. A loss that is not torch's is taken as the mean.
+    A loss that returns a sum is divided by the number of samples. A loss that torch does not compute is taken as the
+    mean over samples, unless it returns the number of its items.
 
     Without ``MODEL.LOSS`` it is the sum of the losses that the model returns. If it returns none in eval mode, beside
     its predictions, it is called a second time with ``model.training`` set; its submodules stay in eval mode.
@@ -126,12 +128,12 @@ class Loss(MeanMetric):
         self._loss: Callable[[Any, Any], Any] | None = build_loss(cfg)
         self.of_model = self._loss is None
 
-    def add_losses(self, losses: Mapping[str, Any], samples: int) -> None:
+    def add_losses(self, losses: Mapping[str, Any], samples: int | torch.Tensor) -> None:
         """Add the losses of a batch that the model computed.
 
         Args:
             losses: by name, and perhaps ``num_items``, the number of items that they are means of.
-            samples: the number of samples in the batch, of which the losses are means otherwise.
+            samples: the number of samples in the batch, or of terms, of which the losses are means otherwise.
         """
         losses = dict(losses)
         count = losses.pop("num_items", samples)
@@ -140,21 +142,22 @@ class Loss(MeanMetric):
         items = torch.as_tensor(count, device=total.device)
         self.add(torch.where(items > 0, total * items, 0.0), items)
 
-    def update(self, preds: Any, target: Any) -> None:
-        """Add one batch, with the arguments of the loss."""
+    def update(self, preds: Any, target: Any, samples: int | None = None) -> None:
+        """Add one batch.
+
+        Args:
+            preds, target: the arguments of the loss.
+            samples: the number of samples. Default: ``len(target)``.
+        """
         assert self._loss is not None
-        loss = self._loss(preds, target)
+        samples = len(target) if samples is None else samples
+        loss, terms = value_and_terms(self._loss, preds, target)
         if not isinstance(loss, torch.Tensor):  # the mean and its number of items, or several terms
-            self.add_losses(terms_of(loss), len(target))
-            return
-        if getattr(self._loss, "reduction", "mean") == "sum":
-            self.add(loss, len(target))
-            return
-        # The divisor of the batch's mean: the number of samples, or the sum of the weights of their classes.
-        weight = torch.tensor(len(target), device=target.device)
-        if isinstance(self._loss, nn.CrossEntropyLoss | nn.NLLLoss) and not target.is_floating_point():
-            weight = number_of_terms(self._loss, target)
-        self.add(torch.where(weight > 0, loss * weight, 0.0), weight)
+            self.add_losses(terms_of(loss), samples)
+        elif terms == "sum":
+            self.add(loss, samples)
+        else:
+            self.add_losses({"loss": loss}, samples if terms is None else terms)
 
 
 class FunctionMetric:

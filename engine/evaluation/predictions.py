@@ -22,8 +22,9 @@ from ...config import ConfigError
 from ...config.files.atomic import replace_file, temporary_path
 from ...config.files.run_folder import claim
 from ...config.values import one_of
-from ...hooks.common import class_names_of, samples_in
+from ...hooks.common import class_names_of
 from .. import comm
+from ..data.loader import batch_size_of
 from ..modeling.adapters import ModelAdapter, entries_of, without_loss
 
 __all__ = ["prediction_rows", "write_predictions"]
@@ -233,7 +234,7 @@ def prediction_rows(
             elif column in entries:
                 row[column] = entries[column]
             elif column == "file" and files is not None:
-                row[column] = list(islice(files, samples_in(batch) or 0))
+                row[column] = list(islice(files, batch_size_of(batch)))
             else:
                 there = ", ".join(map(str, entries)) or "none"
                 raise ConfigError(

@@ -13,6 +13,7 @@ from ...config import ConfigError
 from ...config.errors import MismatchError, suggest
 from ...config.signatures import Parameters, parameters_of
 from ...hooks.common import has_shards, local_part, unwrap_model
+from .loss_terms import value_and_terms
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,10 @@ class ModelAdapter:
         target: name of the target in dict batches. Default: the one of "label", "labels", "y", "target" and "targets"
             that the batch has.
 
+    Attributes:
+        counts_terms: whether :meth:`losses` returns ``num_terms``, the number of terms that the value of ``loss`` is
+            the mean of, or "sum", if torch has computed it.
+
     Raises:
         ConfigError: the arguments contradict each other, or the loss has no parameter of a name.
     """
@@ -119,6 +124,7 @@ class ModelAdapter:
         of_torch = getattr(function, "__module__", "") == "torch.nn.functional"
         self._takes_tensor = of_torch or isinstance(loss, nn.modules.loss._Loss)
         self._target_parameter = self._find_target_parameter()
+        self.counts_terms = False
         self._training: _Call | None = None
         self._calls: dict[Any, _Call] = {}
         self._logged: set[str] = set()
@@ -170,12 +176,20 @@ class ModelAdapter:
         """Return the losses of an output of the model, by ``loss``."""
         assert self.loss is not None
         if self.output_mapping:
-            return terms_of(self.loss(**self._renamed(output), **{self._target_parameter: target}))
+            return self._loss_terms(**self._renamed(output), **{self._target_parameter: target})
         if type(output) is not Tensor and self._takes_tensor:
             output, whole = self._only_output(output), output
             if not isinstance(output, Tensor):
                 raise MismatchError(f"{self._loss_name} takes one tensor, the model returned {describe(whole)}")
-        return terms_of(self.loss(output, target))
+        return self._loss_terms(output, target)
+
+    def _loss_terms(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        assert self.loss is not None
+        if not self.counts_terms:
+            return terms_of(self.loss(*args, **kwargs))
+        value, terms = value_and_terms(self.loss, *args, **kwargs)
+        losses = terms_of(value)
+        return losses if terms is None else {**losses, "num_terms": local_part(terms)}
 
     def prepare(self, model: nn.Module, batch: Any) -> None:
         """Decide how to call the model with batches like this one, before a step that is compiled or captured.

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from .build import LOSS_REGISTRY, MODEL_REGISTRY
+from .loss_terms import count_of_mean
 
 logger = logging.getLogger(__name__)
 
@@ -225,27 +226,10 @@ def _note_ambiguous(shape: tuple[int, ...]) -> None:
     )
 
 
-def number_of_terms(loss: nn.CrossEntropyLoss | nn.NLLLoss, target: torch.Tensor) -> torch.Tensor:
-    """Return the divisor (a scalar) of the loss's mean over targets (N, ...).
-
-    It is the number of targets that count, or the sum of their classes' weights.
-    """
-    counted = target != loss.ignore_index
-    if loss.weight is None:
-        return counted.sum()
-    return (loss.weight[torch.where(counted, target, 0)] * counted).sum()
-
-
 def _mean_and_count(
     loss: nn.CrossEntropyLoss, scores: torch.Tensor, target: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    total = F.cross_entropy(
-        scores,
-        target,
-        loss.weight,
-        ignore_index=loss.ignore_index,
-        reduction="sum",
-        label_smoothing=loss.label_smoothing,
-    )
-    count = number_of_terms(loss, target)
+    settings = {"weight": loss.weight, "ignore_index": loss.ignore_index, "label_smoothing": loss.label_smoothing}
+    total = F.cross_entropy(scores, target, reduction="sum", **settings)
+    count = count_of_mean(F.cross_entropy, {"target": target, **settings})
     return total / torch.where(count > 0, count, 1), count

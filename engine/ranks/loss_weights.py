@@ -4,34 +4,44 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch.utils.data import BatchSampler, IterableDataset
 
-from ...hooks.common import local_part, samples_in
+from ...hooks.common import local_part
 from .. import comm
 from ..data.batch_sampler import GlobalBatchSampler
 from ..data.epoch_iterator import EpochIterator
-from ..data.loader import split_batch
-from ..data.stream import SplitLoader, StreamLoader
+from ..data.loader import batch_size_of, collates
 
 __all__ = ["LossWeights", "forward_backward_weighted"]
 
 
-def forward_backward_weighted(trainer: Any, batch: Any) -> dict[str, torch.Tensor]:
-    """Compute losses and gradients of a batch that is split into micro-batches, or shared by several ranks.
+def forward_backward_weighted(trainer: Any, parts: list[tuple[Any, int | None]]) -> dict[str, torch.Tensor]:
+    """Compute losses and gradients of a batch in micro-batches, or of one that is shared by several ranks.
 
     Each micro-batch goes through the trainer's ``forward_backward``, and gradients add up.
+
+    Args:
+        trainer: the trainer.
+        parts: each micro-batch with its number of samples, see :meth:`EpochIterator.micro_batches`.
     """
-    ranks, parts = trainer._averaging_ranks, [(batch, 1.0)]  # each with its share of the samples
-    if trainer.accumulation_steps > 1:
-        # FSDP2 gathers parameters in each pass, so all ranks need the same number of passes.
-        parts = list(split_batch(batch, trainer.accumulation_steps, exact=ranks > 1))
-    weights = LossWeights(trainer._batches, batch, ranks)
+    ranks, several = trainer._averaging_ranks, trainer.accumulation_steps > 1
+    sizes = [batch_size_of(batch, read) for batch, read in parts] if several else [1]
+    shares = [size / max(sum(sizes), 1) for size in sizes]
+    if ranks > 1:  # FSDP2 gathers parameters in each pass, so all ranks need the same number of passes
+        missing = trainer.accumulation_steps - len(parts)
+        parts, shares = [*parts, *parts[-1:] * missing], [*shares, *[0.0] * missing]
+    weights = LossWeights(trainer._batches, parts[0] if not several else (None, sum(sizes)), ranks)
     total: dict[str, torch.Tensor] = {}
-    for index, (micro_batch, share) in enumerate(parts):
-        # Ranks exchange gradients once per step, in the last backward pass.
-        with trainer.strategy.no_sync(trainer.model) if index < len(parts) - 1 else nullcontext():
-            losses = trainer.forward_backward(micro_batch, weights, share)
-        for name, loss in losses.items():
-            total[name] = total[name] + loss.detach() if name in total else loss.detach()
+    trainer.adapter.counts_terms = True
+    try:
+        for index, ((micro_batch, _), share) in enumerate(zip(parts, shares, strict=True)):
+            # Ranks exchange gradients once per step, in the last backward pass.
+            with trainer.strategy.no_sync(trainer.model) if index < len(parts) - 1 else nullcontext():
+                losses = trainer.forward_backward(micro_batch, weights, share)
+            for name, loss in losses.items():
+                total[name] = total[name] + loss.detach() if name in total else loss.detach()
+    finally:
+        trainer.adapter.counts_terms = False
     total, num_items = weights.finish(total, trainer.optimizer.param_groups, several=len(parts) > 1)
     if num_items is not None:
         trainer.storage.put_scalar("num_items", num_items, smoothing_hint=False)
@@ -41,46 +51,53 @@ def forward_backward_weighted(trainer: Any, batch: Any) -> dict[str, torch.Tenso
 class LossWeights:
     """Weights the losses of one step so that its gradient is that of the loss over the global batch.
 
-    A model's losses are means over the samples it receives, or over items (such as tokens) if it returns ``num_items``.
-    A micro-batch on a rank therefore counts by its number of samples or items, divided by the mean number per rank. The
-    logged losses are weighted too: their mean over ranks is the loss of the global batch.
+    A model's losses are means over the samples it receives, or over items (such as tokens) if it returns ``num_items``;
+    those of torch over the terms that they count. A micro-batch on a rank therefore counts by its number of samples,
+    items or terms, divided by the mean number per rank. A loss that is a sum is added up. The logged losses are
+    weighted too: their mean over ranks is the loss of the global batch.
 
     Args:
         batches: the iterator that the batch was read from.
-        batch: this rank's batch.
+        batch: this rank's batch, and its number of samples, if it is known.
         ranks: number of ranks that average gradients.
     """
 
-    def __init__(self, batches: EpochIterator, batch: Any, ranks: int) -> None:
+    def __init__(self, batches: EpochIterator, batch: tuple[Any, int | None], ranks: int) -> None:
         self._batches = batches
         self._batch = batch
         self._ranks = ranks
         self._rank_share: float | None = None
         self._counts: list[Any] = []
+        self._of_items = False
         # The number of items that counts as 1: that of the first micro-batch, so that losses and gradients keep their
         # usual size. The number in the whole batch is known only after the last micro-batch; see finish.
         self._unit: Any = None
         self._first_sum: Any = None
 
-    def apply(self, losses: dict[str, Any], share: float = 1.0) -> dict[str, torch.Tensor]:
+    def apply(self, losses: dict[str, Any], share: float = 1.0, terms: Any = None) -> dict[str, torch.Tensor]:
         """Multiply the losses of a micro-batch by its weight.
 
         Args:
             losses: the losses; ``num_items`` is removed.
             share: the micro-batch's part of this rank's samples. 0 for a repeated one, which must not count.
+            terms: number of terms that the loss is the mean of, or "sum"; None: it is the mean over samples.
         """
         num_items = losses.pop("num_items", None)
+        self._of_items |= num_items is not None
+        count = terms if num_items is None else num_items
         weight: Any = 0.0
-        if share and num_items is None:
+        if share and count == "sum":
+            weight = float(self._ranks)  # they average
+        elif share and count is None:
             if self._rank_share is None:
                 self._rank_share = self.of_rank()
             weight = share * self._rank_share
         elif share:
-            self._counts.append(num_items)
+            self._counts.append(count)
             if self._unit is None:
-                self._first_sum = self._sum(num_items)
+                self._first_sum = self._sum(count)
                 self._unit = self._per_rank(self._first_sum)
-            weight = num_items / self._unit
+            weight = count / self._unit
         return {name: _weighted(loss, weight) for name, loss in losses.items()}
 
     def finish(
@@ -94,7 +111,7 @@ class LossWeights:
             several: whether there was more than one micro-batch; the same on all ranks.
 
         Returns:
-            The losses, and the number of items in the global batch; None if the model does not count items.
+            The losses, and the number of items in the global batch; None if model and loss do not return it.
         """
         if not self._counts:
             return losses, None
@@ -106,14 +123,16 @@ class LossWeights:
             gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
             torch._foreach_mul_(gradients, scale)
             losses = {name: loss * scale for name, loss in losses.items()}
+        if not self._of_items:
+            return losses, None
         same_batch = self._ranks // comm.get_data_size() if self._ranks > 1 else 1  # ranks that share a batch
         return losses, total if same_batch == 1 else total / same_batch
 
     def of_rank(self) -> float:
         """Return this rank's number of samples over the mean number per rank.
 
-        Batches of a :class:`GlobalBatchSampler` have known sizes; for streams the ranks exchange them. Other loaders
-        are assumed to give all ranks the same number.
+        Batches of a :class:`GlobalBatchSampler` have known sizes; for those of streams and of batch samplers of one's
+        own the ranks exchange them. Other loaders are assumed to give all ranks the same number.
         """
         if self._ranks == 1:
             return 1.0
@@ -121,9 +140,9 @@ class LossWeights:
         sampler = getattr(loader, "batch_sampler", None)
         if isinstance(sampler, GlobalBatchSampler):
             return sampler.share(self._batches.samples_before)
-        if isinstance(loader, StreamLoader | SplitLoader):
-            samples = samples_in(self._batch)
-            return 1.0 if samples is None else samples / self._per_rank(self._sum(samples))
+        if collates(loader) and (isinstance(loader.dataset, IterableDataset) or type(sampler) is not BatchSampler):
+            samples = batch_size_of(*self._batch)
+            return samples / self._per_rank(self._sum(samples))
         return 1.0
 
     def _sum(self, count: Any) -> Any:
@@ -132,7 +151,8 @@ class LossWeights:
     def _per_rank(self, total: Any) -> Any:
         """Return the mean over ranks of a count whose sum is ``total``; 1 if that is 0, since it is a divisor."""
         if isinstance(total, torch.Tensor):
-            return torch.where(total > 0, total / self._ranks, 1.0)
+            mean = total.to(torch.float32) / self._ranks  # not in the default dtype
+            return torch.where(total > 0, mean, torch.ones_like(mean))
         return total / self._ranks if total else 1.0
 
 

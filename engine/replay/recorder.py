@@ -124,7 +124,7 @@ class StepRecorder(HookBase):
         for index in map(int, indices):
             self.report["samples"].append({"index": index, **({"is": str(describe(index))} if describe else {})})
         for tensor in _tensors(batch):
-            if tensor.is_floating_point() and tensor.dim() and len(tensor) == len(indices):
+            if tensor.is_floating_point() and tensor.dim() and len(tensor) == len(indices):  # not of a micro-batch
                 for sample, values in zip(self.report["samples"], tensor, strict=True):
                     sample["sum"] = sample.get("sum", 0.0) + float(values.double().sum())
                     if bad := int((~values.isfinite()).sum()):

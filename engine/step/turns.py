@@ -73,6 +73,6 @@ class Turns:
             call: Any = partial(model, optimizer=name)
             call.forward = partial(unwrap_model(model).forward, optimizer=name)  # the adapter reads its signature
             own: Any = copy(adapter)
-            own.losses = lambda model, batch: adapter.losses(call, batch)
+            own.losses = lambda model, batch: type(adapter).losses(own, call, batch)
             found = self._adapters[name] = (adapter, model, own)
         return found[2]

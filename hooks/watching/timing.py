@@ -84,9 +84,9 @@ class Throughput(HookBase):
     """Puts the throughput over all ranks when metrics are written.
 
     It uses wall-clock time between two writes, including evaluations, checkpoints and waiting for data, and this rank's
-    batches: the first dimension of the first tensor, or the length of a list of samples. Puts
-    ``samples_per_s``, ``epoch`` (passes over the data as a fraction), and ``items_per_s`` if items are counted. After
-    each evaluation it puts ``eval_time`` (seconds) and ``eval_samples_per_s``. Reads ``num_items``. Saves nothing.
+    samples, if their number is known. Puts ``samples_per_s``, ``epoch`` (passes over the data as a fraction), and
+    ``items_per_s`` if items are counted. After each evaluation it puts ``eval_time`` (seconds) and
+    ``eval_samples_per_s``. Reads ``num_items``. Saves nothing.
 
     Args:
         items_of: counts items such as tokens: a function from a batch to a number, or the name of a tensor in dict

@@ -93,10 +93,10 @@ def test_events_are_called_in_the_documented_order():
     assert recorder.events == [*first, "before_epoch", *STEP, *END]
 
 
-def test_micro_batches_repeat_the_events_of_forward_and_backward_only():
+def test_micro_batches_repeat_the_events_of_fetch_forward_and_backward_only():
     recorder = Recorder()
     make_trainer(batches(1, size=4), hooks=[recorder], accumulation_steps=2).train(0, 1)
-    assert [recorder.events.count(event) for event in STEP] == [1, 1, 1, 2, 2, 2, 2, 1, 1, 1, 1, 1]
+    assert [recorder.events.count(event) for event in STEP] == [1, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1]
 
 
 def test_arguments_of_events_and_the_life_of_gradients():

@@ -91,6 +91,15 @@ def check_two_ranks_have_the_losses_and_weights_of_one(folder):
     assert 1e-6 < compare(plain, strategy=DDP(compression="bf16"))[1] < 2e-2
 
 
+def check_class_weights_and_ignored_labels_count_as_in_one_process(folder):
+    x, y = DATA.tensors
+    data = ArrayDataset(x, torch.where(torch.arange(len(y)) % 5 == 0, y, -100))  # a rank may have no label in a batch
+    losses = nn.CrossEntropyLoss(torch.tensor([1.0, 9.0, 2.0])), nn.CrossEntropyLoss(reduction="sum")
+    for loss, steps in product(losses, (1, 3)):
+        options = {"adapter": ModelAdapter(loss), "data": data, "accumulation_steps": steps}
+        assert compare(plain, strategy=DDP(), **options)[1] < 1e-5, (loss, steps)
+
+
 class Gan(nn.Module):
     """Its generator makes the same fake samples in each step, so that ranks do not draw different noise."""
 

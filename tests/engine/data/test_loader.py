@@ -1,20 +1,28 @@
 """Loaders: errors that name the sample, and batches."""
 
 from collections import defaultdict, namedtuple
+from dataclasses import dataclass
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from hookline.config import get_cfg
+from hookline.config.errors import MismatchError
 from hookline.engine.data import (
     COLLATE_REGISTRY,
     DATASET_REGISTRY,
     ArrayDataset,
     EpochIterator,
+    EpochSampler,
+    GlobalBatchSampler,
+    SeededLoader,
     ShardedIterable,
+    StreamLoader,
     build_test_loader,
     build_train_loader,
     move_to_device,
@@ -77,47 +85,148 @@ def x(size):
     return torch.arange(float(size)).reshape(size, 1)
 
 
+@dataclass
+class Fields:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+IMAGES = [torch.zeros(3, 5, 6), torch.zeros(3, 6, 5)]
+
+
 @pytest.mark.parametrize(
     ("batch", "size"),
     [
         ({"a": {"b": x(4)}, "name": "n", "scale": torch.tensor(2.0)}, 4),
         (Batch(x(4), torch.zeros(4)), 4),
+        (Fields(x(4), torch.zeros(4)), 4),
         ([{"image": torch.zeros(3, 5)}, {"image": torch.zeros(3, 6)}], 2),
         (["a", "b", "c"], 3),
         ([{"x": x(4)}, torch.zeros(4)], 4),
+        ([x(4), torch.arange(4)], 4),  # fields, as torch collates tuples
+        ({"image": IMAGES, "num_samples": 2}, 2),
+        (SimpleNamespace(nodes=x(7), num_samples=3), 3),
     ],
 )
-def test_the_size_of_a_batch_is_its_number_of_samples(batch, size):
+def test_the_size_of_a_batch_is_stated_or_the_one_in_which_all_its_parts_agree(batch, size):
     assert batch_size_of(batch) == size
-    for wrong in (torch.tensor(1.0), {"a": "b"}, ()):
-        with pytest.raises(TypeError, match=type(wrong).__name__):
-            list(split_batch(wrong, 2))
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        torch.tensor(1.0),
+        {"a": "b"},
+        (),
+        IMAGES,
+        (x(5), x(4)),
+        {"x": x(4), "scales": [1, 2, 3]},
+        SimpleNamespace(x=x(4)),
+    ],
+)
+def test_a_batch_whose_size_nobody_knows_is_an_error(batch):
+    with pytest.raises(MismatchError, match="num_samples"):
+        batch_size_of(batch)
 
 
 @pytest.mark.parametrize(("size", "parts"), [(7, 3), (3, 1), (2, 2), (2, 4)])
-def test_parts_and_shares_add_up_to_the_batch(size, parts):
+def test_parts_add_up_to_the_batch(size, parts):
     batch = [{"x": x(size)}, torch.arange(size)]  # as torch's collate makes it
     pieces = list(split_batch(batch, parts))
     assert len(pieces) == min(parts, size)
     assert torch.equal(torch.cat([piece["x"] for (piece, _), _ in pieces]), x(size))
     assert torch.cat([piece for (_, piece), _ in pieces]).tolist() == list(range(size))
     lengths = [len(piece) for (_, piece), _ in pieces]
-    assert [share for _, share in pieces] == [length / size for length in lengths]
+    assert [number for _, number in pieces] == lengths
     assert max(lengths) - min(lengths) <= 1
-    exact = list(split_batch(batch, parts, exact=True))  # repeats the last part with a share of zero
-    assert [share for _, share in exact] == [share for _, share in pieces] + [0] * (parts - len(pieces))
 
 
-def test_the_structure_is_kept_and_entries_without_a_batch_dimension_go_to_every_part():
-    batch = {"pair": Batch(x(4), [torch.zeros(4, 2)]), "names": list("abcd"), "table": torch.zeros(10, 2), "text": "ab"}
+def test_the_structure_is_kept_and_constants_go_to_every_part():
+    batch = {
+        "pair": Batch(x(4), [torch.zeros(4, 2), torch.zeros(4)]),
+        "names": list("abcd"),
+        "scales": (1.0, 2.0),
+        "text": "ab",
+    }
     first, second = (piece for piece, _ in split_batch(batch, 2))
     assert first["pair"].x.tolist() == [[0], [1]]
     assert second["pair"].y[0].shape == (2, 2)
     assert (first["names"], second["names"]) == (["a", "b"], ["c", "d"])
-    assert first["table"].shape == second["table"].shape == (10, 2)
+    assert first["scales"] == second["scales"] == (1.0, 2.0)
     assert first["text"] == second["text"] == "ab"
+    assert [part.y.tolist() for part, _ in split_batch(Fields(x(3), torch.arange(3)), 2)] == [[0], [1, 2]]
     samples = [{"image": torch.zeros(3, i)} for i in range(1, 6)]  # a list of samples
-    assert [(len(piece), share) for piece, share in split_batch(samples, 2)] == [(2, 0.4), (3, 0.6)]
+    assert [(len(piece), number) for piece, number in split_batch(samples, 2)] == [(2, 2), (3, 3)]
+
+
+@pytest.mark.parametrize(
+    "batch", [{"x": x(4), "table": x(3), "num_samples": 4}, (x(4), object()), [torch.zeros(2, 2), torch.zeros(2, 2)]]
+)
+def test_a_batch_with_a_part_that_is_not_one_entry_per_sample_is_not_cut(batch):
+    with pytest.raises(MismatchError, match="cannot be cut"):
+        list(split_batch(batch, 2))
+
+
+class Graph:
+    """A batch that only its collate function understands."""
+
+    def __init__(self, samples):
+        self.numbers = [int(sample) for sample in samples if sample is not None]
+
+
+def numbers(batch):
+    return batch.numbers if isinstance(batch, Graph) else batch[0].tolist()
+
+
+LOADERS = {
+    "plain": lambda n: DataLoader(list(range(10)), 6, collate_fn=Graph, num_workers=n),
+    "shuffled": lambda n: DataLoader(list(range(10)), 6, shuffle=True, collate_fn=Graph, num_workers=n),
+    "stream": lambda n: StreamLoader(range(10), 6, seed=0, collate_fn=Graph, num_workers=n),
+    "torchdata": lambda n: StatefulDataLoader(list(range(10)), 6, collate_fn=Graph, num_workers=n),
+    "persistent": lambda n: DataLoader(list(range(10)), 6, collate_fn=Graph, num_workers=n, persistent_workers=bool(n)),
+    "fields": lambda n: SeededLoader(
+        ArrayDataset(torch.arange(10)), seed=0, batch_size=6, collate_fn=ArrayDataset.collate_fn, num_workers=n
+    ),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", LOADERS)
+def test_samples_are_collated_in_micro_batches_of_known_size(name, workers):
+    loader = LOADERS[name](workers)
+    batches = EpochIterator(loader)
+    read = [batches.micro_batches(4, lambda: next(batches)) for _ in range(2)]
+    assert [[size for _, size in parts] for parts in read] == [[1, 2, 1, 2], [1, 1, 1, 1]]
+    assert [[len(numbers(part)) for part, _ in parts] for parts in read] == [[1, 2, 1, 2], [1, 1, 1, 1]]
+    assert sorted(one for parts in read for part, _ in parts for one in numbers(part)) == list(range(10))
+    assert [len(numbers(batch)) for batch in loader] == [6, 4]  # whole, for others
+    assert [size for _, size in whole_pass(loader)] == [6, 4]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_that_are_none_do_not_count(workers):
+    loader = DataLoader([None if i % 5 == 4 else i for i in range(10)], 5, collate_fn=Graph, num_workers=workers)
+    assert [size for _, size in whole_pass(loader)] == [4, 4]
+    batches = EpochIterator(loader)
+    assert [size for _, size in batches.micro_batches(5, lambda: next(batches))] == [1, 1, 1, 1]
+
+
+def test_another_number_of_micro_batches_starts_with_the_next_batch():
+    sampler = GlobalBatchSampler(EpochSampler(20), 4, placed=True)
+    batches = EpochIterator(SeededLoader(list(range(20)), seed=0, batch_sampler=sampler, collate_fn=Graph))
+    found = []
+    for parts in (1, 2, 4, 1, 2):
+        read = batches.micro_batches(parts, lambda: next(batches))
+        assert [size for _, size in read] == [4 // parts] * parts
+        found += [one for part, _ in read for one in numbers(part)]
+    sampler.set_epoch(0)
+    assert found == [index for batch in sampler for index in batch]
+
+
+def test_batches_of_another_source_are_cut():
+    batches, own = EpochIterator([x(4)]), iter([x(6)])
+    assert [len(part) for part, _ in batches.micro_batches(2, lambda: next(own))] == [3, 3]
+    assert next(batches).tolist() == x(4).tolist()
 
 
 class Movable:

@@ -141,7 +141,7 @@ def test_names_of_classes_and_files_of_the_rows_of_each_rank(monkeypatch, rank):
     monkeypatch.setattr(comm, "get_data_size", lambda: 2)
     data = Subset(Photos(torch.arange(8)), [7, 5, 3, 1, 0])
     loader = DataLoader(data, batch_sampler=BatchSampler(InferenceSampler(5), 2, drop_last=False))
-    pairs = [(batch, torch.stack([batch[0] == 3, batch[0] != 3], 1).float()) for batch in loader]
+    pairs = [(tuple(batch), torch.stack([batch[0] == 3, batch[0] != 3], 1).float()) for batch in loader]
     rows = list(prediction_rows(pairs, ["file", "class_name"], ModelAdapter(), loader))
     files = [file for row in rows for file in row["file"]]
     assert files == [f"photos/{number}.png" for number in ([7, 5, 3], [1, 0])[rank]]

@@ -1,0 +1,88 @@
+"""Losses that are means over their own terms: micro-batches have the gradient of the whole batch."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from hookline.config import get_cfg
+from hookline.engine import SimpleTrainer
+from hookline.engine.evaluation import Loss
+from hookline.engine.modeling import ModelAdapter
+from hookline.engine.modeling.zoo import CrossEntropyLoss
+
+WEIGHT = torch.tensor([1.0, 9.0, 0.0])
+LABELS = torch.tensor([0, 1, 2, -100, -100, 1, 0, -100, 2, 0])
+NUMBERS = torch.linspace(0, 1, 30).reshape(10, 3)
+
+
+class Flat(nn.CrossEntropyLoss):
+    """Scores and labels of any shape, as many language models have it."""
+
+    def forward(self, input, target):
+        return super().forward(input.reshape(-1, 3), target.reshape(-1))
+
+
+class Focal(nn.CrossEntropyLoss):
+    """A mean over samples, whatever the weights are."""
+
+    def forward(self, input, target):
+        each = F.cross_entropy(input, target.clamp(min=0), weight=self.weight, reduction="none")
+        return ((1 - torch.exp(-each)) ** 2 * each).mean()
+
+
+LOSSES = {
+    "weight": (nn.CrossEntropyLoss(WEIGHT), LABELS),
+    "smoothing": (nn.CrossEntropyLoss(WEIGHT + 1, label_smoothing=0.1), LABELS),
+    "ignored": (nn.CrossEntropyLoss(ignore_index=1), LABELS.clamp(min=0)),
+    "named": (CrossEntropyLoss(WEIGHT), LABELS),
+    "probabilities": (nn.CrossEntropyLoss(WEIGHT), NUMBERS.softmax(1)),
+    "nll": (lambda scores, y: nn.NLLLoss(WEIGHT)(scores.log_softmax(1), y), LABELS),
+    "function": (F.cross_entropy, LABELS),
+    "partial": (partial(F.cross_entropy, weight=WEIGHT, ignore_index=2), LABELS.clamp(min=0)),
+    "reshaped": (Flat(WEIGHT), LABELS),
+    "own": (Focal(WEIGHT), LABELS),
+    "sum": (nn.CrossEntropyLoss(reduction="sum"), LABELS),
+    "sum of a function": (lambda out, y: F.mse_loss(out, y, reduction="sum"), NUMBERS),
+    "binary": (nn.BCEWithLogitsLoss(weight=WEIGHT, pos_weight=WEIGHT + 1), NUMBERS),
+    "batchmean": (lambda out, y: nn.KLDivLoss(reduction="batchmean")(out.log_softmax(1), y), NUMBERS.softmax(1)),
+    "squared": (nn.MSELoss(), NUMBERS),
+}
+
+
+def weights_after_a_step(loss, target, batches, parts):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    trainer = SimpleTrainer(model, batches(target), sgd, adapter=ModelAdapter(loss), accumulation_steps=parts)
+    trainer.train(0, 1)
+    return model.weight.detach(), trainer.storage.latest()
+
+
+def whole(target):
+    torch.manual_seed(1)
+    return [(torch.randn(10, 4), target)]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_micro_batches_have_the_gradient_and_loss_of_the_batch(name):
+    loss, target = LOSSES[name]
+    expected, storage = weights_after_a_step(loss, target, whole, 1)
+    for parts in (2, 3, 10):
+        found, cut = weights_after_a_step(loss, target, whole, parts)
+        torch.testing.assert_close(found, expected)
+        assert cut["total_loss"][0] == pytest.approx(storage["total_loss"][0], rel=1e-5)
+        assert "num_items" not in cut
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_metric_is_the_loss_of_the_whole_set(name):
+    loss, target = LOSSES[name]
+    metric, scores = Loss(get_cfg()), torch.randn(10, 3, generator=torch.Generator().manual_seed(2))
+    metric._loss = loss
+    for rows in (slice(0, 3), slice(3, 5), slice(5, 10)):
+        metric.update(scores[rows], target[rows])
+    expected = loss(scores, target).item() / (10 if name.startswith("sum") else 1)
+    assert metric.compute() == pytest.approx(expected, rel=1e-5)
