@@ -64,6 +64,7 @@ class ProgressBar(HookBase):
             dynamic_ncols=True,
             mininterval=_INTERVAL,
             miniters=1,
+            delay=1e-9,  # seconds; not drawn at once
         )
         self._bar.format_meter = self._fit  # tqdm's cuts what does not fit
         self._bar.refresh()
@@ -135,7 +136,9 @@ class ProgressBar(HookBase):
         write = partial(type(self._bar).format_meter, **values)
         left, rate = write(bar_format="{remaining} left\n{rate_fmt}").split("\n")
         fields, head = [left, *self._first, rate, *self._others], "{desc}" + bar_format
-        ncols = None if in_notebook() else ncols  # it wraps the line
+        separator = ", "
+        if in_notebook():  # tqdm makes spaces that do not break, so the comma has a break of zero width
+            ncols, separator = None, ",\u200b "
         if ncols:
             for head in ("{desc}" + bar_format, bar_format, "{n_fmt}/{total_fmt}"):
                 space = ncols - disp_len(write(bar_format=head.replace("{bar}", " " * _CELLS))) - 1
@@ -149,7 +152,7 @@ class ProgressBar(HookBase):
         if rate in fields:  # it belongs to the time left, but gives way to the loss
             fields.remove(rate)
             fields.insert(1, rate)
-        text = ", ".join(fields).replace("{", "{{").replace("}", "}}")
+        text = separator.join(fields).replace("{", "{{").replace("}", "}}")
         return str(write(bar_format=f"{head} [{text}]" if text else head, ncols=ncols))
 
     def after_run(self) -> None:
