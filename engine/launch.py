@@ -183,7 +183,7 @@ def _join_torchrun(
         except ConfigError as error:
             first = Failure.first(store)
             if first is None or first.rank == rank:  # all ranks have the same message
-                sys.stderr.write(_message(error))
+                print(_message(error), end="", file=sys.stderr)
             raise SystemExit(error.exit_code) from None
 
     return run()
@@ -236,7 +236,7 @@ def check_restarts() -> None:
 def is_restartable() -> bool:
     """Whether torchrun may start the ranks of this run again."""
     joins = os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1"
-    return launched_by_torchrun() and (joins or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0")
+    return dist.is_torchelastic_launched() and (joins or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0")
 
 
 def uses_gpus(device: str, processes: int, option: str) -> bool:
@@ -303,10 +303,10 @@ def config_errors_exit() -> Iterator[None]:
             yield
     except ConfigError as error:
         if not launched_by_torchrun() or os.environ["LOCAL_RANK"] == "0":  # other ranks have the same error
-            sys.stderr.write(_message(error))
+            print(_message(error), end="", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        print("interrupted", file=sys.stderr)
         raise SystemExit(EXIT_INTERRUPTED) from None
 
 

@@ -40,6 +40,13 @@ class _ConsoleFormatter(logging.Formatter):
         return f"{_LEVEL_COLORS[record.levelno]}{line}\033[0m" if self._color else line
 
 
+def _takes_color() -> bool:
+    try:
+        return sys.stdout.isatty()
+    except (AttributeError, ValueError):  # none, one of a script's own, or closed
+        return False
+
+
 class _ConsoleHandler(logging.StreamHandler):
     """Writes to the current ``sys.stdout``, which programs, notebooks and tests replace."""
 
@@ -47,9 +54,14 @@ class _ConsoleHandler(logging.StreamHandler):
         logging.Handler.__init__(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not is_shown(getattr(record, "shown_in", "")):
+        closed = getattr(sys.stdout, "closed", sys.stdout is None)
+        if not closed and not is_shown(getattr(record, "shown_in", "")):
             with above_bar():
                 super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # of the console, which may not have all letters
+        return super().format(record).encode(encoding, "backslashreplace").decode(encoding)
 
     @property
     def stream(self) -> Any:
@@ -99,7 +111,7 @@ def setup_logger(
     if known is None or distributed_rank > 0:  # an earlier call, in a script's imports, did not know the rank
         console = known or _ConsoleHandler()
         console.setLevel(logging.INFO if distributed_rank == 0 else logging.ERROR)
-        console.setFormatter(_ConsoleFormatter(color and sys.stdout.isatty(), distributed_rank))
+        console.setFormatter(_ConsoleFormatter(color and _takes_color(), distributed_rank))
         logger.addHandler(console)
     if output is not None:
         path = os.path.abspath(output if output.endswith((".txt", ".log")) else os.path.join(output, "log.txt"))

@@ -127,12 +127,15 @@ def test_a_process_of_torchrun_joins_the_others(variables):
 @pytest.mark.parametrize("values", [{"TORCHELASTIC_MAX_RESTARTS": "1"}, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}])
 def test_a_run_that_torchrun_may_restart_must_resume(values, variables):
     variables({**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "0", **values})
+    check_restarts()  # a rank of --num-gpus
+    variables({"TORCHELASTIC_RUN_ID": "none"})
     with pytest.raises(ConfigError, match="--resume"):
         check_restarts()
 
 
 def test_ranks_that_are_restarted_need_a_store_of_their_own(variables):
     variables({**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    variables({"TORCHELASTIC_RUN_ID": "none"})
     with pytest.raises(ConfigError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
         launch(pytest.fail, 1, device="cpu")
 

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         what = "option" if words[0].startswith("-") else "command"
         hint = suggest(words[0], COMMANDS) or "; hookline --help lists the commands"
-        sys.stderr.write(f"error: unknown {what} '{words[0]}'{hint}\n")
+        print(f"error: unknown {what} '{words[0]}'{hint}", file=sys.stderr)
         return 2
     args = parser_of(words[0]).parse_args(words[1:])
     command = COMMANDS[words[0]]
@@ -47,17 +47,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 code = command.run(args) or 0
         else:
             code = command.run(args) or 0
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except ValueError as error:
         from hookline.config import ConfigError
 
         if not isinstance(error, ConfigError):
             raise
-        sys.stderr.write(f"error: {error}\n")
+        print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the output is piped into a program that has ended, such as head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it exits

@@ -1,7 +1,9 @@
 """The lines of the console and of the log files."""
 
+import io
 import logging
 import re
+import sys
 
 import pytest
 
@@ -55,3 +57,30 @@ def test_other_ranks_write_to_their_own_files_and_errors_also_to_the_console_and
         text = (tmp_path / name).read_text()
         assert error in text
         assert ("from another rank" in text) == has_all
+
+
+class Tee:
+    """As scripts that also write a file of their own have it: without isatty()."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+def test_any_standard_output_will_do(logger, capsys, monkeypatch):
+    closed, ascii_only, tee = io.StringIO(), io.TextIOWrapper(io.BytesIO(), encoding="ascii"), Tee()
+    closed.close()
+    for stream in (None, closed, tee, ascii_only):
+        monkeypatch.setattr(sys, "stdout", stream)
+        setup_logger(name=logger.name)
+        logger.warning("Gr\u00f6\u00dfe")
+        logger.handlers.clear()
+    assert capsys.readouterr().err == ""
+    assert tee.text.endswith("WARNING: Gr\u00f6\u00dfe\n")
+    ascii_only.seek(0)
+    assert ascii_only.read().endswith("WARNING: Gr\\xf6\\xdfe\n")
