@@ -446,6 +446,8 @@ class SimpleTrainer(TrainerBase):
         self._move_modules()
         if self._error is not None:  # an earlier run failed, perhaps between backward pass and update
             self.optimizer.zero_grad()
+        if not (self.model.training and unwrap_model(self.model).training):  # else submodules may be in eval mode
+            self.model.train()
         return super()._prepare(*args)
 
     def _gather_state(self) -> None:

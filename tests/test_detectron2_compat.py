@@ -260,3 +260,15 @@ def test_a_model_left_in_eval_mode_is_an_error():
     with pytest.raises(AssertionError, match="eval mode"):
         trainer.train(0, 3)
     assert trainer.iter == 1
+
+
+def test_a_model_that_was_evaluated_between_two_calls_trains_and_a_frozen_submodule_stays_in_eval_mode():
+    trainer, modes = simple_trainer(), []
+    note = hooks.CallbackHook(before_step=lambda t: modes.extend(module.training for module in t.model.modules()))
+    trainer.register_hooks([note])
+    trainer.train(0, 1)
+    trainer.model.eval()
+    trainer.train(1, 2)
+    next(trainer.model.children()).eval()
+    trainer.train(2, 3)
+    assert sorted(modes) == [False] + [True] * (len(modes) - 1)
