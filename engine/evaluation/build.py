@@ -17,7 +17,7 @@ from ...hooks.evaluation import flatten_names
 from ..data.loader import batch_size_of
 from ..modeling.adapters import ModelAdapter, describe, predictions_of, raise_clearer
 from .evaluator import DatasetEvaluator
-from .metrics import METRIC_REGISTRY, FunctionMetric, Loss, Metric
+from .metrics import METRIC_REGISTRY, FunctionMetric, Loss, Metric, whole_states
 
 __all__ = [
     "EVALUATOR_REGISTRY",
@@ -66,12 +66,13 @@ class MetricsEvaluator(DatasetEvaluator):
         self.dataset_name = dataset_name
         self.metrics = dict(metrics)
         self._targets_of = targets_of or ModelAdapter().targets
-        self._own_losses = [one for one in self.metrics.values() if isinstance(one, Loss) and one.of_model]
+        # By name: torchmetrics overrides ==, so "metric in metrics" is not whether it is one of them.
+        self._own_losses = {name: one for name, one in metrics.items() if isinstance(one, Loss) and one.of_model}
         self.needs_losses = bool(self._own_losses)
         """Whether ``losses`` must be set before each batch is processed."""
         self.losses: Mapping[str, Any] = {}
         """The losses that the model computed for the batch."""
-        self._asking = [one for one in self.metrics.values() if getattr(one, "generates", False)]
+        self._asking = {name for name, one in metrics.items() if getattr(one, "generates", False)}
         self.generates = bool(self._asking)
         """Whether ``generated`` must be set before each batch is processed: what ``model.generate()`` returned."""
         self.needs_outputs = len(self._asking) + len(self._own_losses) < len(self.metrics)
@@ -82,15 +83,15 @@ class MetricsEvaluator(DatasetEvaluator):
             metric.reset()
 
     def process(self, inputs: Any, outputs: Any) -> None:
-        for loss in self._own_losses:
+        for loss in self._own_losses.values():
             loss.add_losses(self.losses, batch_size_of(inputs))
         if len(self._own_losses) == len(self.metrics):
             return  # the batch may have no targets
         targets, forward = self._targets_of(inputs), predictions_of(outputs)
         for name, metric in self.metrics.items():
-            if metric in self._own_losses:
+            if name in self._own_losses:
                 continue
-            outputs = self.generated if metric in self._asking else forward
+            outputs = self.generated if name in self._asking else forward
             if isinstance(metric, nn.Module) and isinstance(outputs, torch.Tensor):
                 metric.to(outputs.device)
             try:
@@ -124,7 +125,8 @@ class MetricsEvaluator(DatasetEvaluator):
         results: dict[str, Any] = {}
         for name, metric in self.metrics.items():
             try:
-                value = metric.compute()
+                with whole_states(metric):
+                    value = metric.compute()
             except Exception as error:
                 error.add_note(f"in compute() of the metric {self.dataset_name}/{name}")
                 raise

@@ -4,8 +4,10 @@ They keep sums and counts on the device, so that batches do not wait for it. ``c
 is that of the whole data set, on any number of ranks.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
@@ -215,6 +217,43 @@ class FunctionMetric:
             return collect(batches, pad_value=self._pad_value if part == 0 else None)
         except ConfigError:  # tensors of several shapes, as of sequences: a list with one entry per sample
             return collect([list(batch) for batch in batches])
+
+
+@contextmanager
+def whole_states(metric: Any) -> Iterator[None]:
+    """Let a metric of torchmetrics, and those that it contains, gather the states of all ranks whole.
+
+    torchmetrics gathers lists entry by entry, which fails or hangs if the ranks' lists have different lengths.
+    """
+    found = metric.modules() if comm.get_world_size() > 1 and isinstance(metric, nn.Module) else ()
+    ours: list[Any] = [one for one in found if hasattr(one, "_sync_dist") and _gathers_by_default(one)]
+    for one in ours:
+        one._sync_dist = partial(_sync_states, one)
+    try:
+        yield
+    finally:
+        for one in ours:
+            del one._sync_dist
+
+
+def _gathers_by_default(metric: Any) -> bool:
+    of_torchmetrics = type(metric)._sync_dist.__module__.startswith("torchmetrics.")
+    return of_torchmetrics and bool(metric._reductions) and metric.process_group is metric.dist_sync_fn is None
+
+
+def _sync_states(metric: Any, *_: Any, **__: Any) -> None:
+    """Set each state of a metric of torchmetrics to that of all ranks, as its ``_sync_dist`` does."""
+    own = {name: move_to_device(getattr(metric, name), "cpu") for name in metric._reductions}
+    ranks = comm.all_gather(own)
+    for name, reduction in metric._reductions.items():
+        states = [states[name] for states in ranks]
+        if isinstance(metric._defaults[name], list):
+            lists = [[state] if isinstance(state, torch.Tensor) else state for state in states]
+            whole: Any = list(chain.from_iterable(lists))
+        else:
+            whole = torch.stack(states)
+        whole = move_to_device(whole, metric.device)
+        setattr(metric, name, reduction(whole) if reduction is not None and len(whole) else whole)
 
 
 def _on_cpu(value: Any) -> Any:

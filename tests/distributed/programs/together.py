@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 from parts import CPU, points
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Subset, TensorDataset
@@ -151,13 +152,28 @@ def of_all(predictions, targets, inputs):
     return {"samples": len(predictions), "sum": inputs.double().sum(), "first_class": int((targets == 0).sum())}
 
 
+class Entries(torchmetrics.Metric):
+    """Keeps a list with an entry for each sample, as torchmetrics' metrics of detection do."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("entries", default=[], dist_reduce_fx=None)
+
+    def update(self, preds, target):
+        self.entries += [row[: 1 + int(label)] for row, label in zip(preds, target, strict=True)]
+
+    def compute(self):
+        return torch.tensor(sum(map(len, self.entries)))
+
+
 def evaluation(name, size):
     confusion = {"NAME": "torchmetrics:ConfusionMatrix", "ARGS": {"task": "multiclass", "num_classes": 4}}
     cfg = get_cfg()
     cfg.merge_from_list([
         "MODEL.NAME", "MLP", "MODEL.ARGS", {"in_features": 8, "num_classes": 4}, "MODEL.DEVICE", "cpu",
         "MODEL.LOSS.NAME", "CrossEntropyLoss", "DATASETS.TRAIN", ["synthetic"],
-        "TEST.METRICS", ["Accuracy", {"NAME": "Accuracy", "ARGS": {"top_k": 2}}, "Loss", "together:of_all", confusion],
+        "TEST.METRICS", ["Accuracy", {"NAME": "Accuracy", "ARGS": {"top_k": 2}}, "Loss", "together:of_all", confusion,
+                         "together:Entries"],
         "DATASETS.TEST", [{"NAME": name, "ARGS": {"size": size, "seed": 1} if name == "synthetic" else {"size": size}}],
         "DATALOADER.TEST_BATCH_SIZE", 2, "OUTPUT_DIR", "unused", "SEED", 1,
     ])  # fmt: skip
@@ -183,6 +199,7 @@ def check_metrics_are_those_of_all_samples_on_every_rank(folder):
             "samples": size,
             "sum": pytest.approx(x.double().sum().item()),
             "first_class": int((y == 0).sum()),
+            "entries": size + int(y.sum()),
         }
 
 

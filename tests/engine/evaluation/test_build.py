@@ -7,6 +7,7 @@ from hookline.engine.evaluation import (
     EVALUATOR_REGISTRY,
     DatasetEvaluator,
     FunctionMetric,
+    Loss,
     MetricsEvaluator,
     build_evaluator,
     check_evaluation,
@@ -76,6 +77,24 @@ def test_torchmetrics_work_if_installed():
     for name, expected in (("metric_collection", scores), ("own", {"own": scores})):
         evaluator = MetricsEvaluator("val", {name: torchmetrics.MetricCollection(two)})
         assert inference_on_dataset(lambda batch: batch[0], batches, evaluator) == {"val": expected}
+
+
+@pytest.mark.parametrize("generates", [False, True])
+def test_a_metric_of_torchmetrics_beside_the_models_own_loss_has_its_value(generates):
+    torchmetrics = pytest.importorskip("torchmetrics")
+
+    def count(predictions, targets):
+        return len(predictions)
+
+    count.generates = generates
+    cfg = make_cfg()
+    cfg.MODEL.LOSS.NAME = ""
+    accuracy = torchmetrics.Accuracy(task="binary")
+    evaluator = MetricsEvaluator("val", {"loss": Loss(cfg), "count": FunctionMetric(count), "accuracy": accuracy})
+    evaluator.losses, evaluator.generated = {"loss": torch.tensor(3.0)}, torch.zeros(2, 5)
+    batch = (torch.tensor([1, 0]), torch.tensor([1, 1]))
+    found = inference_on_dataset(lambda batch: batch[0], [batch], evaluator)
+    assert found == {"val": {"loss": 3.0, "count": 2, "accuracy": 0.5}}
 
 
 def test_invalid_metrics_are_found_before_evaluation():
