@@ -95,17 +95,21 @@ class EvalHook(HookBase):
             self._evaluated_at = -1
 
     def after_step(self) -> None:
-        trainer = self.trainer
-        # After the last step after_train evaluates, so that the metrics are put at max_iter.
-        if self._every(trainer) and not (self._eval_after_train and trainer.iter + 1 == trainer.max_iter):
+        if self._every(self.trainer) and not self._is_left_to_the_end():
+            self.trainer._check_state({"on_eval"})  # before wrong weights become the best
             self._do_eval()
+
+    def _is_left_to_the_end(self) -> bool:
+        """Whether this is the last step, after which after_train evaluates, so that the metrics are put at max_iter."""
+        return self._eval_after_train and self.trainer.iter + 1 >= self.trainer.max_iter
 
     def after_train(self) -> None:
         if self._eval_after_train and self.trainer.completed:
             self._do_eval()
 
     def on_eval(self) -> None:
-        if self._main and self.trainer.iter != self._evaluated_at:  # not if after_step has evaluated in this step
+        # Not if after_step has evaluated in this step, or after_train will.
+        if self._main and self.trainer.iter != self._evaluated_at and not self._is_left_to_the_end():
             self._do_eval()
 
 

@@ -110,7 +110,7 @@ class Agreement:
         """Exchange requests with the other ranks if it is time; average metrics before they are written or saved."""
         if trainer.iter < self.next_iter and not (trainer._requests and self.same_hooks):
             return
-        events, stop = self.exchange(trainer.iter, _names(trainer))
+        events, stop = self.exchange(trainer.iter, _names(trainer), _rates(trainer))
         trainer._requests |= dict.fromkeys(events, True)
         if stop is not None:
             trainer._stop = stop.instead_of(trainer._stop)
@@ -122,43 +122,58 @@ class Agreement:
         together, self.same_hooks, self._ended = self.same_hooks and not trainer.failed, False, True
         if together:
             share_metrics(trainer.storage, trainer.finished_iter)
+            self._compare_rates(trainer.finished_iter, _rates(trainer))
             self.same_hooks = True
 
-    def exchange(self, iteration: int, hooks: tuple[str, ...]) -> tuple[set[str], StopRequest | None]:
+    def exchange(
+        self, iteration: int, hooks: tuple[str, ...], rates: tuple[float, ...]
+    ) -> tuple[set[str], StopRequest | None]:
         """Exchange requests with the other ranks, which call this at the end of the same step.
 
         Args:
             iteration: that step.
             hooks: the names of this rank's hooks.
+            rates: its learning rates.
 
         Returns:
             The events that any rank asked for, and the request to stop with the highest priority, if there is one.
 
         Raises:
-            RuntimeError: hooks were registered or removed on some ranks only.
+            RuntimeError: hooks were registered or removed, or a learning rate was set, on some ranks only.
         """
         now = time.monotonic()
         steps = self._choose_steps(iteration, now)
         # All ranks get the maximum of each number. Only rank 0 sends a clock and a number of steps. The maxima of a
         # checksum and of its negative are of equal size only if all ranks have the same checksum.
-        checksum = float(zlib.crc32(repr(hooks).encode())) if self.same_hooks else 0.0
+        sums = [float(zlib.crc32(repr(one).encode())) for one in (hooks if self.same_hooks else (), rates)]
         ours = [float(event in self._events) for event in _EVENTS]
-        ours += [float(self._stop is not None), checksum, -checksum]
+        ours += [float(self._stop is not None), *sums, *(-one for one in sums)]
         ours += [now - self._began, float(iteration + steps)] if comm.is_main_process() else [0.0, 0.0]
         numbers = torch.tensor(ours, dtype=torch.float64)
         dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._group)
-        *asked, stop, largest, smallest, self.clock, next_iter = numbers.tolist()
+        *asked, stop, hooks_sum, rates_sum, least_hooks, least_rates, self.clock, next_iter = numbers.tolist()
         self.next_iter = int(next_iter)
         self._events.clear()
-        if largest != -smallest:
+        if hooks_sum != -least_hooks:
             first, *others = [Counter(names) for names in comm.all_gather(hooks, group=self._group)]
             found = [f"rank {i} has {[*(o - first)]}, rank 0 {[*(first - o)]}" for i, o in enumerate(others, start=1)]
             raise RuntimeError(
                 "hooks were registered or removed on some ranks only, or in another order "
                 f"({'; '.join(found)}). Register and remove hooks on all ranks at the same step"
             )
+        if rates_sum != -least_rates:
+            self._compare_rates(iteration, rates)
         events = {event for event, any_rank in zip(_EVENTS, asked, strict=True) if any_rank}
         return events, self._first_stop() if stop else None
+
+    def _compare_rates(self, iteration: int, rates: tuple[float, ...]) -> None:
+        first, *others = comm.all_gather(rates, group=self._group)
+        if found := [f"rank {i} has {[*o]}, rank 0 {[*first]}" for i, o in enumerate(others, start=1) if o != first]:
+            raise RuntimeError(
+                f"the learning rates differ by rank after iteration {iteration} ({'; '.join(found)}). Set them on all "
+                "ranks in the same way. If ranks train weights of their own, set same_state_on_all_ranks to False in a "
+                "strategy"
+            )
 
     def wait_for_stop(self, iteration: int, reason: str) -> None:
         """Wait until all ranks have given up this step by ``StopTraining``, which ends the loop.
@@ -192,6 +207,13 @@ class Agreement:
 def _names(trainer: Any) -> tuple[str, ...]:
     """Return the names of the trainer's hooks, in order, including those that join with the next step."""
     return tuple(map(hook_name, trainer._hooks))
+
+
+def _rates(trainer: Any) -> tuple[float, ...]:
+    """Return the trainer's learning rates, which all ranks must have unless they train weights of their own."""
+    if not getattr(getattr(trainer, "strategy", None), "same_state_on_all_ranks", False):
+        return ()
+    return tuple(float(group.get("lr", 0.0)) for group in trainer.optimizer.param_groups)
 
 
 # ---------------------------------------------------------------------- metrics

@@ -33,6 +33,7 @@ def stop(trainer):
         (15, 31, {}, [], [14, 29, 31]),
         (0, 20, {}, [], [20]),
         (10, 20, {"eval_after_train": False}, [], [9, 19]),
+        (0, 20, {}, [at(19, lambda trainer: trainer.request_eval())], [20]),
         (0, 20, {}, [at(19, lambda trainer: 1 / 0)], []),  # a failed run
         (5, 20, {}, [at(7, stop)], [4]),  # a stopped one
     ],

@@ -262,13 +262,16 @@ def check_before_evaluation_copies_the_buffers_of_rank_0(folder):
         assert norm.running_mean.tolist() == first
 
 
-def check_weights_or_rates_that_one_rank_changes_alone_are_an_error_at_the_next_save_or_the_end(folder):
-    def train(do, period=0):
-        wrapped = DDP().wrap(model(), CPU)
-        wrapped.module.frozen = nn.Parameter(torch.full((2,), float(comm.get_rank())), requires_grad=False)
-        trainer = trainer_of(wrapped, adapter=LOSS)
+def check_weights_or_rates_that_one_rank_changes_alone_are_an_error_before_they_are_evaluated_or_saved(folder):
+    def train(do, period=0, strategy=None, when=5, evaluate=None):
+        strategy = strategy or DDP()
+        wrapped = strategy.wrap(model(), CPU)
+        if isinstance(strategy, DDP):
+            wrapped.module.frozen = nn.Parameter(torch.full((2,), float(comm.get_rank())), requires_grad=False)
+        trainer = trainer_of(wrapped, adapter=LOSS, strategy=strategy)
         saves = [hooks.PeriodicCheckpointer(Checkpointer(wrapped, str(folder)), period)] if period else []
-        trainer.register_hooks([on_rank(1, 5, do), *saves])
+        evaluations = [hooks.EvalHook(4, evaluate)] if evaluate else []
+        trainer.register_hooks([on_rank(1, when, do), *saves, *evaluations])
         return trainer.train(0, 12).reason
 
     def set_rate(trainer):
@@ -281,9 +284,16 @@ def check_weights_or_rates_that_one_rank_changes_alone_are_an_error_at_the_next_
 
         return change
 
-    for do, period, iteration in ((set_rate, 0, 11), (add(0.5), 4, 7), (add(0.5), 0, 11)):
+    for do, period, iteration in ((add(0.5), 4, 7), (add(0.5), 0, 11)):
         with pytest.raises(RuntimeError, match=f"drifted apart: after iteration {iteration} rank 1 has another"):
             train(do, period)
+    for strategy, when in ((DDP(), 5), (FSDP2(), 5), (FSDP2(), 11)):  # between two exchanges, and after the last
+        with pytest.raises(RuntimeError, match=r"the learning rates differ by rank .* \(rank 1 has \[0.5\], rank 0 \["):
+            train(set_rate, strategy=strategy, when=when)
+    evaluated = []
+    with pytest.raises(RuntimeError, match="drifted apart: after iteration 7 rank 1 has another"):
+        train(add(0.5), evaluate=lambda: evaluated.append(1))
+    assert len(evaluated) == 1  # before the change
     assert train(add(1e-6), 4) == "completed"  # frozen weights and rounding may differ
     with torch.no_grad():
         copies = Mesh(replicate=2, shard=1, param_dtype="bfloat16").wrap(model(), CPU)
