@@ -19,6 +19,7 @@ from ...config import CfgNode, ConfigError
 from ...config.errors import printable
 from ...hooks.common import has_shards, optimizers_of
 from ...hooks.control.lr_scheduler import follow_rates
+from ...hooks.evaluation import flatten_names
 from .. import comm
 from ..checkpoint import unwrap_model
 from ..checkpoint.weights import read_checkpoint
@@ -253,11 +254,12 @@ def previous_result(trainer: Any, end: Mapping[str, Any]) -> TrainResult:
 
 
 def evaluate_best(trainer: Any, result: TrainResult) -> None:
-    """Evaluate the best weights, if they were loaded: the last evaluation was of other weights."""
+    """Evaluate the best weights if they were loaded, and put their metrics into the result: the last evaluation was of
+    other weights."""
     for hook in trainer.find_hooks(hooks.BestCheckpointer):
         if hook.loaded_iter not in (None, result.iteration):
             logger.info("Evaluating the best weights, of iteration %d", hook.loaded_iter)
-            trainer._test()
+            result.metrics.update({name: float(value) for name, value in flatten_names(trainer._test()).items()})
 
 
 # ---------------------------------------------------------------------------- a second train()

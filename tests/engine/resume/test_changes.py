@@ -222,7 +222,8 @@ def test_resuming_a_run_that_is_over_returns_its_results_and_writes_nothing(make
         best = first.find_hook(BestCheckpointer)
         assert best.loaded_iter == best.best_iter < 12
         assert first.evaluate() == first._last_eval_results
-        assert first._last_eval_results["synthetic"]["accuracy"] == pytest.approx(best.best_metric)
+        for ended in (result, repeated):
+            assert ended.metrics["synthetic/accuracy"] == pytest.approx(best.best_metric)
         again.max_iter = 16
         with pytest.raises(ConfigError, match="LOAD_BEST_AT_END"):  # the model has the best weights
             again.train()
