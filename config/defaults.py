@@ -113,8 +113,9 @@ _C.DATALOADER.COLLATE_FN.ARGS = CN(new_allowed=True)
 _C.DATALOADER.PIN_MEMORY = Typed("auto", one_of("auto", True, False))
 # Batches that each worker reads ahead. 0: torch's default, 2.
 _C.DATALOADER.PREFETCH_FACTOR = _count(0)
-# Keep the workers of a training set between epochs. Those of an iterable data set never stay.
-_C.DATALOADER.PERSISTENT_WORKERS = True
+# Keep the workers of a training set between epochs. They keep their copy of it, which neither hooks nor set_epoch(...)
+# then change. Those of an iterable data set never stay.
+_C.DATALOADER.PERSISTENT_WORKERS = False
 # Order of the training samples: a component of SAMPLER_REGISTRY.
 # "EpochSampler" yields each sample once per epoch; "TrainingSampler" is an endless stream.
 _C.DATALOADER.SAMPLER_TRAIN = "EpochSampler"

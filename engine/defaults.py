@@ -78,6 +78,7 @@ class DefaultTrainer(SimpleTrainer):
     # What a subclass that skips __init__ has not set.
     _record: dict[str, Any] = {}  # what a checkpoint says of the config; empty if the config does not decide
     _epoch_offset = 0  # see epoch_offset()
+    _resolved_epoch: int | None = None  # iterations in an epoch, in the lengths of _resolved
     _start: start.RunStart | None = None
     _saved_run: Mapping[str, Any] = {}  # the "run" entry of the loaded checkpoint
     _resume: bool | str | None = None
@@ -100,8 +101,9 @@ class DefaultTrainer(SimpleTrainer):
         data_loader = check_same_length(self.build_train_loader(cfg), "DATASETS.TRAIN")
         if problem and not isinstance(data_loader, NoTrainData):
             raise ConfigError(problem)
-        iters_per_epoch = cfg.DATALOADER.ITERS_PER_EPOCH or lengths.loader_length(data_loader)
-        cfg = lengths.resolve_lengths(cfg, iters_per_epoch)
+        length = partial(lengths.loader_length, limit=cfg.DATALOADER.ITERS_PER_EPOCH)
+        self._resolved_epoch = length(data_loader)
+        cfg = lengths.resolve_lengths(cfg, self._resolved_epoch)
         self.cfg: Config = cfg
         self._resolved = cfg.clone()  # what the parts are built with; scripts change cfg, or set their own
         super().__init__(
@@ -115,7 +117,7 @@ class DefaultTrainer(SimpleTrainer):
             clip_gradients=None if cfg.SOLVER.CLIP_GRADIENTS.CLIP_TYPE == "full_model" else build_grad_clipper(cfg),
             precision=getattr(torch, cfg.SOLVER.AMP.DTYPE) if cfg.SOLVER.AMP.ENABLED else None,
             device=device,
-            iters_per_epoch=iters_per_epoch,
+            iters_per_epoch=length,
             nonfinite=cfg.SOLVER.NONFINITE_LOSS,
             nonfinite_limit=cfg.SOLVER.NONFINITE_LIMIT,
             strategy=strategy,
@@ -124,7 +126,8 @@ class DefaultTrainer(SimpleTrainer):
         )
         # It sets the rate of the first step, and the hook LRScheduler those of the others.
         self.scheduler = combined(self.build_lr_scheduler(cfg, self.optimizer), SchedulerList)
-        self._record = {"config": cfg.dump(), "built": changes.hyperparameters(self.optimizer)}
+        built = changes.hyperparameters(self.optimizer)
+        self._record = {"config": cfg.dump(), "built": built, **changes.sizes(data_loader)}
         left_out = {"optimizer": self.optimizer} if cfg.CHECKPOINT.TRAINABLE_ONLY else {}
         self.checkpointer = checkpointer_for(
             model,
@@ -247,9 +250,6 @@ class DefaultTrainer(SimpleTrainer):
         if self._record:
             lengths.apply_max_iter(self)
         super()._length_changed()
-
-    def _length_of_epoch(self, data_loader: Any) -> int | None:
-        return self.cfg.DATALOADER.ITERS_PER_EPOCH or lengths.loader_length(data_loader)
 
     # ------------------------------------------------------------------ parts
     # Their cfg is Any, so that type checkers accept cfg: CfgNode and cfg: Config in a subclass.

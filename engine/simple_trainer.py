@@ -54,7 +54,8 @@ class SimpleTrainer(TrainerBase):
         precision: a dtype for torch.autocast, or None for full precision.
         grad_scaler: for float16, for which one is created by default.
         device: where batches are moved; None leaves them where they are.
-        iters_per_epoch: batches per epoch, for loaders without a length or an end.
+        iters_per_epoch: batches per epoch, for loaders without a length or an end; or a function of the loader that
+            returns them.
         nonfinite: what to do if a loss or gradient is NaN or infinite: "raise" a FloatingPointError, "skip" the update,
             or "stop" training without it; see :class:`~hookline.engine.step.nonfinite.NonFinitePolicy`.
         nonfinite_limit: this many iterations in a row without an update are an error.
@@ -95,7 +96,7 @@ class SimpleTrainer(TrainerBase):
         precision: torch.dtype | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         device: torch.device | str | None = None,
-        iters_per_epoch: int | None = None,
+        iters_per_epoch: int | Callable[[Any], int | None] | None = None,
         nonfinite: Literal["raise", "skip", "stop"] = "raise",
         nonfinite_limit: int = 100,
         compile_step: bool | Mapping[str, Any] = False,
@@ -334,20 +335,34 @@ class SimpleTrainer(TrainerBase):
         """Replace the data loader, from the next step on.
 
         The count of epochs continues. If batches of the present epoch were read, the epoch ends with the present step.
+        A position that a resume has loaded, and whose next batch was not read yet, is loaded into the new loader.
 
         Args:
             data_loader_builder: creates the loader. It is called after the old loader and its workers are deleted.
         """
-        epoch, begun = self._batches.epoch, self._batches.position > 0
-        del self.data_loader, self._batches
-        loader = self.data_loader = data_loader_builder()
-        self._batches = EpochIterator(loader, self._length_of_epoch(loader), weakref.proxy(self))
-        self._follow_indices()
-        self._batches.continue_count(epoch, begun)
+        del self.data_loader
+        self.data_loader = data_loader_builder()
 
-    def _length_of_epoch(self, data_loader: Iterable[Any]) -> int | None:
-        """Return the iterations per epoch of a new loader; None if they are its length."""
-        return self._given_length
+    @property
+    def data_loader(self) -> Any:
+        """The loader of training batches. Setting it has the effect of :meth:`reset_data_loader`."""
+        if "data_loader" not in vars(self):
+            raise AttributeError("the trainer has no data_loader")
+        return vars(self)["data_loader"]
+
+    @data_loader.setter
+    def data_loader(self, loader: Iterable[Any]) -> None:
+        vars(self)["data_loader"] = loader
+        before = vars(self).get("_batches")
+        if before is not None:
+            self._batches = EpochIterator(loader, self._given_length, before.listener)
+            self._batches.continue_from(before)
+            self._follow_indices()
+
+    @data_loader.deleter
+    def data_loader(self) -> None:
+        del vars(self)["data_loader"]
+        self._batches = self._batches.without_loader()
 
     def skip_epoch(self) -> None:
         """End the epoch with the present step; the next step starts from the beginning of the data."""
@@ -356,12 +371,13 @@ class SimpleTrainer(TrainerBase):
     def _begin_step(self) -> None:
         self.storage.iter = self.iter
         batches = self._batches
-        if batches.ended:
+        if batches.ended and not batches.is_loaded:
             batches.next_epoch()
         if batches.position == 0 or self.iter == self.start_iter:
             self.before_epoch()
+            self._batches.begin_epoch()  # of another loader, if a hook has replaced it
         if self._pending_rng is not None:
-            batches.prepare()  # in the middle of an epoch its iterator existed before the state was saved
+            self._batches.prepare()  # in the middle of an epoch its iterator existed before the state was saved
             self._restore_rng()
 
     def _restore_rng(self) -> None:

@@ -57,10 +57,11 @@ def train(cfg: CfgNode, resume: bool) -> int:
     model, adapter = build_model(cfg), build_adapter(cfg)
     model.train()
     optimizer, loader = build_optimizer(cfg, model), build_train_loader(cfg)
-    epoch = cfg.DATALOADER.ITERS_PER_EPOCH or len(loader)
+    limit = cfg.DATALOADER.ITERS_PER_EPOCH or None
+    epoch = limit or len(loader)
     cfg = resolve_lengths(cfg, epoch)
     scheduler = build_lr_scheduler(cfg, optimizer)
-    batches = EpochIterator(loader, epoch)
+    batches = EpochIterator(loader, limit)
     parts = {"optimizer": optimizer, "scheduler": scheduler, "data": batches}
     checkpointer = Checkpointer(model, cfg.OUTPUT_DIR, asynchronous=cfg.CHECKPOINT.ASYNC, **parts)
     weights = {"strict": cfg.MODEL.WEIGHTS_STRICT, "weights_from": cfg.MODEL.WEIGHTS_FROM}

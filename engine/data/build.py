@@ -67,7 +67,8 @@ def build_train_loader(cfg: CfgNode) -> Any:
         size, drop_last = cfg.DATALOADER.BATCH_SIZE, cfg.DATALOADER.DROP_LAST
         loader = _stream(dataset, size, seed=seed, drop_last=drop_last, **_options(cfg, dataset))
     else:
-        loader = _loader(dataset, _train_batches(cfg, dataset, parts, seed), seed=seed, **_options(cfg, dataset))
+        batches = functools.partial(_train_batches, cfg, dataset, parts, seed)
+        loader = _loader(dataset, batches(), seed=seed, make_batches=batches, **_options(cfg, dataset))
     return _limited(loader, cfg.DATALOADER.LIMIT_TRAIN_BATCHES)
 
 
@@ -384,8 +385,13 @@ def _loader(dataset: Any, batches: Any, *, seed: int, **options: Any) -> DataLoa
     still = is_deterministic(dataset, options["collate_fn"])
     if isinstance(batches, GlobalBatchSampler):
         batches.placed = not still
-    options["persistent_workers"] = options.get("persistent_workers", True) and options["num_workers"] > 0
+    options["persistent_workers"] = options.get("persistent_workers", False) and options["num_workers"] > 0
     options["generator"] = _generator(seed)
+    if options["persistent_workers"] and hasattr(dataset, "set_epoch"):
+        logger.warning(
+            "DATALOADER.PERSISTENT_WORKERS: the workers keep their copy of %s, which set_epoch() does not reach",
+            type(dataset).__name__,
+        )
     return SeededLoader(dataset, seed=None if still else seed, batch_sampler=batches, **options)
 
 

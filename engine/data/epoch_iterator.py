@@ -1,14 +1,17 @@
 """Read a loader endlessly, with a position that can be saved."""
 
+import copy
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from ...config import ConfigError
 from ...hooks.common import length_of, preserve_rng
 from .batch_sampler import GlobalBatchSampler, has_state, takes_start
-from .loader import LimitedLoader, ended_early, exact_length, iterate, split_batch
+from .loader import LimitedLoader, SeededLoader, begin_dataset_epoch, ended_early, exact_length, iterate, split_batch
+from .stream import SplitLoader, StreamLoader
 
 logger = logging.getLogger(__name__)
 
@@ -18,15 +21,16 @@ _END: Any = object()
 class EpochIterator:
     """An endless iterator over the batches of a loader, which restarts when the loader ends.
 
-    Before each pass it calls ``set_epoch(epoch)`` of the loader's batch sampler, sampler or itself, the first that has
-    it. The order of samples depends only on the epoch, so a checkpoint only needs the position. A loader with
-    ``state_dict()`` and ``load_state_dict()``, such as torchdata's StatefulDataLoader, is positioned by these.
+    Before each pass it calls ``set_epoch(epoch)`` of the data set, and of the loader's batch sampler, sampler or
+    itself, the first that has it. The order of samples depends only on the epoch, so a checkpoint only needs the
+    position. A loader with ``state_dict()`` and ``load_state_dict()``, such as torchdata's StatefulDataLoader, is
+    positioned by these.
 
     Args:
         loader: any iterable of batches, endless ones included (a generator, a loader over ``TrainingSampler``).
-        length: batches per epoch, at most ``len(loader)``, which is the default. If the loader has no length, batches
-            are only counted, and the loader restarts when it ends, also in the middle of an epoch. A loader that ends
-            before its own length is an error.
+        length: batches per epoch, at most ``len(loader)``, which is the default; or a function of the loader that
+            returns them. If the loader has no length, batches are only counted, and the loader restarts when it ends,
+            also in the middle of an epoch. A loader that ends before its own length is an error.
         listener: has ``after_epoch()`` and ``before_epoch()``. They are called when an epoch ends during a fetch, as it
             does with loaders of unknown length.
 
@@ -36,22 +40,13 @@ class EpochIterator:
         num_samples: number of samples in the last batch or micro-batch; None if the loader does not know it.
     """
 
-    def __init__(self, loader: Any, length: int | None = None, listener: Any = None) -> None:
-        if isinstance(loader, LimitedLoader):
-            loader, length = loader.loader, loader.limit if length is None else min(length, loader.limit)
-        self.loader = loader
-        own = length_of(loader)
-        self.length = own if length is None else length if own is None else min(length, own)
-        if self.length == 0:
-            raise ValueError("the data loader is empty: it has no batches")
-        self._sampler = _sampler(loader)
-        self._stateful = has_state(loader)
-        # A loader with its own state may start in the middle of a pass.
-        self._exact = None if self._stateful else exact_length(loader)
-        # Epochs are only counted; passes over the loader are numbered separately.
-        self._endless = own is None and length is not None
-        # Unused batches at the end of each pass.
-        self._cut = 0 if own is None or self.length is None else own - self.length
+    def __init__(
+        self, loader: Any, length: "int | Callable[[Any], int | None] | None" = None, listener: Any = None
+    ) -> None:
+        self._given = loader, length
+        self.loader = loader.loader if isinstance(loader, LimitedLoader) else loader
+        self._stateful = has_state(self.loader)
+        self._measure()
         self._pass = 0
         # Samples (over all ranks) that the current pass skipped; batches read since.
         self._origin = self._read = 0
@@ -60,7 +55,10 @@ class EpochIterator:
         self.listener = listener
         self._iterator: Iterator[Any] | None = None
         self._skipping = False
-        self._loaded = False
+        # A loaded state whose next batch was not read yet; and whether its iterator existed when it was saved.
+        self._state: Mapping[str, Any] | None = None
+        self._existed = False
+        self._begun = -1  # the last epoch that begin_epoch() was called in
         self._follows_indices = False
         # The indices of the last batch, and of those that workers have read ahead.
         self._noted: deque[Any] | None = None
@@ -133,8 +131,36 @@ class EpochIterator:
 
         Call this before restoring random generators: DataLoaders draw a number, and may start workers, when they start.
         """
-        if self._iterator is None and (self.position or self._origin or self._loaded):
+        if self._iterator is None and self._existed:
             self._iterator = self._start()
+
+    def begin_epoch(self) -> None:
+        """Begin a pass of the data set as it is now: its ``set_epoch`` is called, and a new length is used.
+
+        Called when an epoch begins or a loaded one continues, after the hooks' ``before_epoch``.
+        """
+        self._begun = self.epoch
+        if not isinstance(self.loader, StreamLoader | SplitLoader):  # these do it in the process that reads
+            begin_dataset_epoch(getattr(self.loader, "dataset", None), self.epoch)
+        if self.position and self._iterator is not None:  # in the middle of it, in another train()
+            return
+        if isinstance(self.loader, SeededLoader):
+            self.loader.follow_length()
+        before = self.length
+        self._measure()
+        if self.length != before:
+            logger.info(
+                "Epoch %d has %s iterations instead of %s: the length of the data set has changed. Lengths in epochs "
+                "stay as they were computed when the trainer was built",
+                *(self.epoch, self.length, before),
+            )
+        if self.is_loaded and not self._stateful:
+            self._seek()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether a position was loaded, and no batch was read since."""
+        return self._state is not None and not self._read
 
     @property
     def ended(self) -> bool:
@@ -179,14 +205,22 @@ class EpochIterator:
         """Samples (over all ranks) before the last batch read, in the current pass over the loader."""
         return self._origin + (self._read - 1) * self._sampler.batch_size
 
-    def continue_count(self, epoch: int, begun: bool) -> None:
-        """Continue the epoch count of another loader, before any batch is read.
+    def without_loader(self) -> "EpochIterator":
+        """Return a copy with the position, which keeps neither the loader nor its workers."""
+        other = copy.copy(self)
+        other._given = other.loader = other._sampler = other._iterator = None
+        return other
 
-        Args:
-            epoch: the other loader's epoch.
-            begun: whether any batch of that epoch was read. If so, the next batch starts a new epoch.
+    def continue_from(self, other: "EpochIterator") -> None:
+        """Take over the position of another iterator, whose loader is replaced, before any batch is read.
+
+        If it was loaded, this loader is positioned there. If batches of its epoch were read, the next batch starts a
+        new epoch.
         """
-        self.epoch, self._skipping = epoch, begun
+        if other._state is not None and other.is_loaded:
+            self.load_state_dict(other._state)
+        else:
+            self.epoch, self._skipping = other.epoch, other.position > 0
 
     def skip_epoch(self) -> None:
         """End the current epoch here; the next batch starts a new one."""
@@ -194,9 +228,17 @@ class EpochIterator:
 
     def next_epoch(self) -> None:
         """Start to count the next epoch."""
-        if (self._skipping or self._cut) and not self._endless:
+        if self._endless:
+            # The data set may change, so the stream of its indices begins again at this position.
+            if takes_start(self._sampler) and hasattr(self._sampler, "batch_size"):
+                self._origin += self._read * self._sampler.batch_size
+                self._read, self._iterator = 0, None
+        elif self._skipping or self._cut:
             self._iterator = None
-        self._skipping = False
+        elif self._iterator is not None and exact_length(self.loader) is not None:
+            rest = next(self._iterator, _END)  # has the loader do what it does after its last batch
+            self._iterator = None if rest is _END else chain([rest], self._iterator)
+        self._skipping, self._state = False, None
         self.epoch += 1
         self.position = 0
         if not self._endless:
@@ -226,22 +268,29 @@ class EpochIterator:
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Go to a saved position. The sampler starts there; no batch is read for it.
 
-        With another batch size, the position is that of the same sample.
+        With another batch size, the position is that of the same sample. If the epoch has no batch left, it ends.
 
         Returns:
             Whether the loader could be positioned. If not, its epoch starts from the beginning.
         """
-        self._iterator, self._skipping, self._loaded = None, False, False
-        self.epoch, self.position, self._pass = state["epoch"], 0, state.get("pass", 0)
-        self._origin = self._read = 0
+        self._iterator, self._state = None, state
+        self.epoch, self._pass = state["epoch"], state.get("pass", 0)
+        self._origin, self._read, self._begun = 0, 0, -1
         if self._stateful and "loader" in state:
             self.loader.load_state_dict(state["loader"])
-            self.position = state["position"]
-            self._loaded = not state.get("skipped")
-            if not self._loaded:
+            self.position, self._skipping, self._existed = state["position"], False, not state.get("skipped")
+            if not self._existed:
                 self._start()  # makes the loader use its state; the rest of that epoch is skipped
             return True
+        self._existed = state["position"] > 0
+        return self._seek()
+
+    def _seek(self) -> bool:
+        """Go to the loaded position of a loader without a state of its own."""
+        state: Any = self._state
         position, samples = state["position"], state.get("samples", 0)
+        self.position = self._origin = 0
+        self._skipping = False
         if not position and not samples:
             return True
         size = getattr(self._sampler, "batch_size", None)
@@ -266,11 +315,30 @@ class EpochIterator:
             self.position = -(-samples // size)
         elif left > self._cut:
             self.position = self.length + self._cut - left
-        else:  # the rest is less than a batch, and DROP_LAST is set
-            self.epoch, self._origin = self.epoch + 1, 0
+        else:  # the rest is less than a batch, and DROP_LAST is set; or the data set is shorter now
+            self._skipping = True
         return True
 
+    def _measure(self) -> None:
+        """Set what depends on the loader's length."""
+        (given, limit), own = self._given, length_of(self.loader)
+        length = limit(given) if callable(limit) else limit
+        if isinstance(given, LimitedLoader):
+            length = given.limit if length is None else min(length, given.limit)
+        self.length = own if length is None else length if own is None else min(length, own)
+        if self.length == 0:
+            raise ValueError("the data loader is empty: it has no batches")
+        self._sampler = _sampler(self.loader)
+        # A loader with its own state may start in the middle of a pass.
+        self._exact = None if self._stateful else exact_length(self.loader)
+        # Epochs are only counted; passes over the loader are numbered separately.
+        self._endless = own is None and length is not None
+        # Unused batches at the end of each pass.
+        self._cut = 0 if own is None or self.length is None else own - self.length
+
     def _start(self) -> Iterator[Any]:
+        if self._begun != self.epoch:  # nobody has called it
+            self.begin_epoch()
         sampler, number = self._sampler, self._pass if self._endless else self.epoch
         if self._origin:
             sampler.set_epoch(number, start=self._origin)
@@ -296,11 +364,13 @@ class EpochIterator:
         self.next_epoch()
         if self.listener is not None:
             self.listener.before_epoch()
+        self.begin_epoch()
 
     def _start_over(self) -> Any:
         """The loader has ended: start the next pass and read its first batch."""
         if self._exact is not None and self.position:
             raise ended_early(self.position, self._exact)
+        self._iterator = None
         if self._endless:
             self._pass += 1
             self._origin = self._read = 0

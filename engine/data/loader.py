@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, default_collate
 
-from ...config import Registry
+from ...config import ConfigError, Registry
 from ...config.errors import MismatchError
 from ...hooks.common import convert, fields_of, length_of, may_be_samples, samples_in
 from ...hooks.control.interruption import STOP_SIGNALS, announce_exit_to_workers, leave_signals_to_parent
@@ -85,12 +85,40 @@ class SeededLoader(WorkerLoader):
     Args:
         dataset: map-style.
         seed: seed of the run, the same on all ranks. None: reading draws no random numbers.
+        make_batches: makes the batch sampler again when the length of the data set has changed.
         **options: as for DataLoader.
     """
 
-    def __init__(self, dataset: Dataset[Any], *, seed: int | None, **options: Any) -> None:
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        seed: int | None,
+        make_batches: Callable[[], Any] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(dataset, **options)
         self.seed = seed
+        self._make_batches = make_batches
+        self._size = length_of(dataset)
+
+    def follow_length(self) -> None:
+        """Use the present length of the data set, for a new epoch.
+
+        Raises:
+            ConfigError: it has changed, and persistent workers read a copy of the data set with the former length.
+        """
+        size = length_of(self.dataset)
+        if size == self._size or self._make_batches is None:
+            return
+        if getattr(self, "_iterator", None) is not None:
+            raise ConfigError(
+                f"DATALOADER.PERSISTENT_WORKERS: {type(self.dataset).__name__} has {size} samples instead of "
+                f"{self._size}, and persistent workers keep their copy of a data set: set it to False"
+            )
+        batches, self._size = self._make_batches(), size
+        batches.placed = self.batch_sampler.placed  # type: ignore[union-attr]
+        self.__dict__["batch_sampler"] = batches  # DataLoader's __setattr__ refuses it
 
     def __iter__(self) -> Any:
         with swapped(self, dataset=_BatchReader(self.dataset, self.collate_fn, self.seed), collate_fn=identity):
@@ -350,6 +378,18 @@ def whole_pass(loader: Iterable[Any]) -> Iterator[tuple[Any, int | None]]:
         yield batch, number
     if length is not None and read < length:
         raise ended_early(read, length)
+
+
+def begin_dataset_epoch(dataset: Any, epoch: int) -> None:
+    """Call ``set_epoch(epoch)`` of a data set, or of those that a ``Subset`` or ``ConcatDataset`` is made of."""
+    if hasattr(dataset, "set_epoch"):
+        dataset.set_epoch(epoch)
+    elif isinstance(dataset, Subset):
+        begin_dataset_epoch(dataset.dataset, epoch)
+    elif isinstance(dataset, ConcatDataset):
+        for part in dataset.datasets:
+            begin_dataset_epoch(part, epoch)
+        dataset.cumulative_sizes = dataset.cumsum(dataset.datasets)  # hooks may have changed their lengths
 
 
 def exact_length(loader: Any) -> int | None:

@@ -6,7 +6,6 @@ The table of ``docs/checkpoints.md`` lists what a changed key does.
 import copy
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.optim import Optimizer
 from ... import hooks
 from ...config import CfgNode, ConfigError
 from ...config.errors import printable
-from ...hooks.common import has_shards, optimizers_of
+from ...hooks.common import has_shards, length_of, optimizers_of
 from ...hooks.control.lr_scheduler import follow_rates
 from ...hooks.evaluation import flatten_names
 from .. import comm
@@ -49,6 +48,7 @@ __all__ = [
     "previous_end",
     "previous_result",
     "run_record",
+    "sizes",
     "use_saved_seed",
 ]
 
@@ -85,20 +85,18 @@ def run_record(trainer: Any) -> dict[str, Any]:
     return {
         **trainer._record,
         "kinds": kinds(trainer.optimizer, trainer.scheduler, unwrap_model(trainer.model)),
-        "epochs": {"length": trainer.iters_per_epoch, "offset": trainer._epoch_offset},
+        "epochs": {"length": trainer._resolved_epoch, "offset": trainer._epoch_offset},
         "results": trainer._last_eval_results,
-        **_sizes(trainer),
     }
 
 
 _SIZES = {"world_size": "process(es)", "samples": "training samples"}
 
 
-def _sizes(trainer: Any) -> dict[str, int]:
-    sizes = {"world_size": comm.get_world_size()}
-    with suppress(AttributeError, TypeError, NotImplementedError):  # a stream has no length
-        sizes["samples"] = len(trainer.data_loader.dataset)
-    return sizes
+def sizes(data_loader: Any) -> dict[str, int]:
+    """Return the numbers of processes and, if it is known, of training samples."""
+    samples = length_of(getattr(data_loader, "dataset", None))
+    return {"world_size": comm.get_world_size(), **({} if samples is None else {"samples": samples})}
 
 
 def changes_since(saved: str, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
@@ -168,9 +166,10 @@ def apply_changes(trainer: Any, saved: Mapping[str, Any]) -> None:
     changes = changes_since(saved["config"], trainer._resolved)
     for key, (before, now) in changes.items():
         logger.warning("Resuming with %s = %r instead of %r", printable(key), now, before)
-    for name, now in _sizes(trainer).items():
-        if (before := saved.get(name, now)) != now:
-            logger.warning("Resuming with %s %s instead of %s", now, _SIZES[name], before)
+    for name, unit in _SIZES.items():
+        before, now = saved.get(name), trainer._record.get(name)
+        if None not in (before, now) and before != now:
+            logger.warning("Resuming with %s %s instead of %s", now, unit, before)
     for group, new, old in zip(trainer.optimizer.param_groups, trainer._record["built"], saved["built"], strict=True):
         for key, value in new.items():
             if key in _IMPLEMENTATION or (key != "lr" and old.get(key) != value):
@@ -187,10 +186,10 @@ def apply_changes(trainer: Any, saved: Mapping[str, Any]) -> None:
 
 def _count_epochs(trainer: Any, saved: Mapping[str, Any]) -> None:
     """Compute lengths in epochs anew if the checkpoint's epochs had another length."""
-    position = trainer.epoch, trainer._batches.position, trainer.iters_per_epoch
+    position = trainer.epoch, trainer._batches.position, trainer._resolved_epoch
     trainer._epoch_offset = epoch_offset(saved.get("epochs", {}), trainer.start_iter, *position)
     if trainer._epoch_offset:
-        cfg = resolve_lengths(trainer.given, trainer.iters_per_epoch, trainer._epoch_offset)
+        cfg = resolve_lengths(trainer.given, trainer._resolved_epoch, trainer._epoch_offset)
         trainer.max_iter = cfg.SOLVER.MAX_ITER
         apply_lengths(trainer, cfg)
 

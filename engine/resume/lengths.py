@@ -117,9 +117,14 @@ def scale_config(cfg: CfgNode, num_workers: int) -> CfgNode:
     return cfg
 
 
-def loader_length(loader: Any) -> int | None:
-    """Return the number of batches in one pass over the data, also if the sampler never ends; None if unknown."""
-    if (length := length_of(loader)) is not None:
+def loader_length(loader: Any, limit: int = 0) -> int | None:
+    """Return the number of batches in one pass over the data, also if the sampler never ends; None if unknown.
+
+    Args:
+        loader: the loader.
+        limit: DATALOADER.ITERS_PER_EPOCH: the number if it is not 0.
+    """
+    if (length := limit or length_of(loader)) is not None:
         return length
     size = length_of(getattr(loader, "dataset", None))
     sampler = getattr(loader, "batch_sampler", None)
@@ -154,7 +159,7 @@ def apply_max_iter(trainer: Any) -> None:
     """Put a new ``max_iter`` into the config, the schedule and the writers of a DefaultTrainer."""
     given = trainer.given.thawed()
     given.SOLVER.MAX_ITER = max(1, trainer.max_iter)
-    apply_lengths(trainer, resolve_lengths(given, trainer.iters_per_epoch, trainer._epoch_offset))
+    apply_lengths(trainer, resolve_lengths(given, trainer._resolved_epoch, trainer._epoch_offset))
 
 
 def set_config(trainer: Any, cfg: CfgNode) -> None:
@@ -204,7 +209,7 @@ def check_kept_schedules(trainer: Any, before: CfgNode, now: CfgNode) -> None:
     changed = [key for key in ("BASE_LR", "LR_SCHEDULER_ARGS", "OPTIMIZERS") if before.get(key) != now[key]]
     former = before.MAX_ITER
     if trainer.max_iter > former:
-        lengths = {former, math.ceil(former / (trainer.iters_per_epoch or 1))}
+        lengths = {former, math.ceil(former / (trainer._resolved_epoch or 1))}
         names = ("T_max", "total_steps", "total_iters", "t_initial")
         count = math.ceil(former / (trainer.iters_per_epoch or 1)) if now.LR_SCHEDULER_INTERVAL == "epoch" else former
         ends = any(_ends_at(one, count, now) for one in kept if isinstance(one, LambdaLR))

@@ -296,6 +296,21 @@ def test_a_new_loader_keeps_epoch_count_and_given_length():
     assert (early.epoch, early.iters_per_epoch) == (2, 2)
 
 
+def test_a_loader_that_is_assigned_is_read_from_then_on():
+    trainer, seen = make_trainer(batches(3)), []
+    trainer.data_loader = [("first", 0)] * 2
+    trainer.forward = lambda batch: seen.append(batch[0]) or {"loss": trainer.model.fc.weight.sum()}
+
+    def assign(t):
+        if t.iter == 2:
+            t.data_loader = [("second", 0)] * 3
+
+    trainer.register_hooks([CallbackHook(after_step=assign)])
+    trainer.train(0, 5)
+    assert seen == ["first"] * 3 + ["second"] * 2
+    assert (trainer.epoch, trainer.iters_per_epoch, len(trainer.data_loader)) == (2, 3, 3)
+
+
 def test_data_that_stops_before_its_length_fails_the_run():
     class Short(list):
         def __iter__(self):

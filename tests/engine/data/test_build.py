@@ -64,8 +64,8 @@ def test_keys_of_the_loader():
         loader = build_train_loader(make_cfg(**options))
         return loader.prefetch_factor, loader.persistent_workers, loader.pin_memory
 
-    assert keys(NUM_WORKERS=1) == (2, True, False)
-    assert keys(NUM_WORKERS=1, PREFETCH_FACTOR=5, PERSISTENT_WORKERS=False, PIN_MEMORY=True) == (5, False, True)
+    assert keys(NUM_WORKERS=1) == (2, False, False)
+    assert keys(NUM_WORKERS=1, PREFETCH_FACTOR=5, PERSISTENT_WORKERS=True, PIN_MEMORY=True) == (5, True, True)
     assert keys(PREFETCH_FACTOR=5)[0] is None
 
 

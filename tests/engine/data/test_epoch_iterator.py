@@ -2,10 +2,15 @@ from itertools import islice
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from small_runs import Killed
+from torch import nn
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, TensorDataset
 
+from hookline.config import ConfigError
+from hookline.engine import Trainer
 from hookline.engine.data import ArrayDataset, EpochIterator, EpochSampler, GlobalBatchSampler, TrainingSampler
 from hookline.engine.data.loader import LimitedLoader
+from hookline.hooks import CallbackHook
 
 
 def loader(size=10, batch_size=3, workers=0, sampler=EpochSampler, **options):
@@ -132,3 +137,100 @@ def test_a_loader_of_torchdata_continues_after_the_last_used_batch(workers, kill
     fresh.prepare()
     torch.set_rng_state(rng)
     assert str(list(islice(fresh, 5))) == tail
+
+
+# ---------------------------------------------------------------------------- what changes between epochs
+
+
+class Changing(Dataset):
+    """Samples of its size, the epoch that it was told, and their index."""
+
+    size, epoch, length = 0.0, -1, 12
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return torch.tensor([self.size, self.epoch, index, 0.0]), index % 3
+
+
+def run(folder, data, before_epoch, kill=-1, resume=False, **keys):
+    """Train for 14 iterations; return the samples of each step, with its epoch."""
+    seen = []
+
+    def note(trainer, batch):
+        seen.append((trainer.iter, trainer.epoch, batch[0].tolist()))
+        if trainer.iter == kill:
+            raise Killed
+
+    trainer = Trainer(
+        nn.Linear(4, 3),
+        data,
+        loss=nn.CrossEntropyLoss(),
+        length=14,
+        seed=1,
+        output_dir=folder,
+        hooks=[CallbackHook(before_epoch=before_epoch, after_fetch=note)],
+        config={"DATALOADER": {"BATCH_SIZE": 4, **keys}, "SOLVER.CHECKPOINT_PERIOD": 1, "LOG.WRITERS": []},
+    )
+    if kill < 0:
+        trainer.train(resume=resume)
+    else:
+        with pytest.raises(Killed):
+            trainer.train()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("workers", "keys"), [(0, {}), (2, {}), (2, {"SAMPLER_TRAIN": "TrainingSampler"}), (0, {"DROP_LAST": True})]
+)
+def test_what_before_epoch_changes_in_the_data_set_is_read_also_by_workers_and_after_a_resume(workers, keys, tmp_path):
+    def change(trainer):
+        data = trainer.data_loader.dataset
+        data.size, data.length = float(trainer.epoch), 12 + 6 * trainer.epoch
+
+    seen = run(tmp_path / "whole", Changing(), change, NUM_WORKERS=workers, **keys)
+    for _, epoch, samples in seen:
+        assert {(size, told) for size, told, *_ in samples} == {(epoch, epoch)}
+    indices = [[sample[2] for _, at, samples in seen if at == epoch for sample in samples] for epoch in (0, 1)]
+    if keys.get("SAMPLER_TRAIN"):
+        assert [epoch for _, epoch, _ in seen] == [0] * 3 + [1] * 4 + [2] * 6 + [3]  # whole batches
+        assert max(indices[0]) < 12 <= max(indices[1])
+    else:
+        assert sorted(indices[0]) == list(range(12))
+        assert set(indices[1]) <= set(range(18))
+        assert len(set(indices[1])) == (16 if keys else 18)
+    for kill in (6, 10):  # in epochs that are longer than the loader was built for
+        run(tmp_path / f"{kill}", Changing(), change, kill=kill, **keys)
+        assert run(tmp_path / f"{kill}", Changing(), change, resume=True, NUM_WORKERS=workers, **keys) == seen[kill:]
+
+
+def test_parts_of_a_data_set_are_told_the_epoch_and_persistent_workers_refuse_another_length(tmp_path):
+    def grow(trainer):
+        data.length = 12 + 4 * trainer.epoch
+
+    data = Changing()
+    seen = run(tmp_path / "parts", ConcatDataset([data, Changing()]), grow)
+    assert [epoch for _, epoch, _ in seen] == [0] * 6 + [1] * 7 + [2]
+    assert {sample[1] for _, epoch, samples in seen if epoch == 1 for sample in samples} == {1.0}
+    with pytest.raises(ConfigError, match="PERSISTENT_WORKERS"):
+        run(tmp_path / "persistent", data, grow, NUM_WORKERS=1, PERSISTENT_WORKERS=True)
+
+
+def test_a_hook_that_resets_the_loader_by_the_epoch_is_resumed_in_that_epoch(tmp_path):
+    def smaller(trainer):
+        def build():
+            cfg = trainer.cfg.clone()
+            cfg.DATALOADER.BATCH_SIZE = 2 if trainer.epoch else 4  # a builder may ask for the epoch
+            return trainer.build_train_loader(cfg)
+
+        if trainer.data_loader.batch_sampler.batch_size != (2 if trainer.epoch else 4):
+            trainer.reset_data_loader(build)
+
+    seen = run(tmp_path / "whole", Changing(), smaller)
+    assert [(epoch, len(samples)) for _, epoch, samples in seen] == [(0, 4)] * 3 + [(1, 2)] * 6 + [(2, 2)] * 5
+    run(tmp_path / "killed", Changing(), smaller, kill=6)
+    assert run(tmp_path / "killed", Changing(), smaller, resume=True) == seen[6:]
