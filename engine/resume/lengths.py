@@ -211,7 +211,7 @@ def check_kept_schedules(trainer: Any, before: CfgNode, now: CfgNode) -> None:
     if trainer.max_iter > former:
         lengths = {former, math.ceil(former / (trainer._resolved_epoch or 1))}
         names = ("T_max", "total_steps", "total_iters", "t_initial")
-        count = math.ceil(former / (trainer.iters_per_epoch or 1)) if now.LR_SCHEDULER_INTERVAL == "epoch" else former
+        count = math.ceil(former / (trainer._resolved_epoch or 1)) if now.LR_SCHEDULER_INTERVAL == "epoch" else former
         ends = any(_ends_at(one, count, now) for one in kept if isinstance(one, LambdaLR))
         if ends or lengths & {getattr(one, name, None) for one in kept for name in names} or len(kept) < len(schedules):
             changed.append("MAX_ITER")
