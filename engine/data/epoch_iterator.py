@@ -355,6 +355,7 @@ class EpochIterator:
         if self._stateful or takes_start(self._sampler):
             with preserve_rng():
                 self.load_state_dict(self.state_dict())
+                self._begun = self.epoch
                 self._iterator = self._start()
 
     def _roll(self) -> None:

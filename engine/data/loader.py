@@ -111,7 +111,7 @@ class SeededLoader(WorkerLoader):
         size = length_of(self.dataset)
         if size == self._size or self._make_batches is None:
             return
-        if getattr(self, "_iterator", None) is not None:
+        if self._iterator is not None or "_reader" in vars(self):
             raise ConfigError(
                 f"DATALOADER.PERSISTENT_WORKERS: {type(self.dataset).__name__} has {size} samples instead of "
                 f"{self._size}, and persistent workers keep their copy of a data set: set it to False"
