@@ -24,6 +24,7 @@ from .compat.ported_trainer import InnerTrainer, support
 from .data.build import NoTrainData, build_test_loader, build_train_loader, check_same_length
 from .evaluation import DatasetEvaluator, build_evaluator, evaluation_context, testing, verify_results
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
+from .modeling.loss_module import attached_to
 from .parallel.base import build_strategy, build_wrapped
 from .ranks.agreement import StopRequest
 from .resume import changes, lengths
@@ -97,7 +98,9 @@ class DefaultTrainer(SimpleTrainer):
             start.seed_all_rng((cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()) + strategy.data_rank)
         self.given = cfg = self.auto_scale_workers(cfg, strategy.data_size)
         model = build_wrapped(partial(self.build_model, cfg), strategy, device)
-        optimizer, problem = optimizer_or_problem(partial(self.build_optimizer, cfg, unwrap_model(model)))
+        adapter, plain = self.build_adapter(cfg), unwrap_model(model)
+        with attached_to(plain, getattr(adapter, "loss", None)):
+            optimizer, problem = optimizer_or_problem(partial(self.build_optimizer, cfg, plain))
         data_loader = check_same_length(self.build_train_loader(cfg), "DATASETS.TRAIN")
         if problem and not isinstance(data_loader, NoTrainData):
             raise ConfigError(problem)
@@ -111,7 +114,7 @@ class DefaultTrainer(SimpleTrainer):
             data_loader,
             optimizer,
             gather_metric_period=cfg.LOG.GATHER_METRIC_PERIOD,
-            adapter=self.build_adapter(cfg),
+            adapter=adapter,
             accumulation_steps=cfg.SOLVER.ACCUMULATION_STEPS,
             # "full_model" is the work of the optimizer, which a subclass's build_optimizer() may build.
             clip_gradients=None if cfg.SOLVER.CLIP_GRADIENTS.CLIP_TYPE == "full_model" else build_grad_clipper(cfg),
@@ -177,7 +180,9 @@ class DefaultTrainer(SimpleTrainer):
             if self.start_iter > self.max_iter:
                 key, last = self._length_key, self.max_iter
                 logger.warning("Nothing to train: %s is %d, the checkpoint is of iteration %d", key, last, self.iter)
-        elif model.WEIGHTS_OPTIMIZER:
+        else:
+            self.load_loss(content, strict=False)
+        if model.WEIGHTS_OPTIMIZER and not checkpointer.resumed_from:
             changes.load_optimizer(self.optimizer, self.model, checkpointer.fetch(model.WEIGHTS))
         if resume and not checkpointer.resumed_from:
             logger.info("No checkpoint to resume in %s: starting from the beginning", self.cfg.OUTPUT_DIR)

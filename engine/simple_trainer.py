@@ -19,7 +19,8 @@ from .data.loader import move_to_device
 from .evaluation.evaluator import predictions
 from .evaluation.metrics import collect
 from .modeling.adapters import ModelAdapter, raise_clearer
-from .parallel.base import Strategy, check_same_weights, check_strategy, overridden_method, strategy_of
+from .modeling.loss_module import LossModule, loss_module_of
+from .parallel.base import Strategy, check_same_weights, check_strategy, overridden_method, share_weights, strategy_of
 from .ranks.loss_weights import LossWeights, forward_backward_weighted
 from .resume.state import START_ANEW, check_complete, rng_of_this_rank
 from .solver.clipping import clipper_of
@@ -67,10 +68,13 @@ class SimpleTrainer(TrainerBase):
     Attributes:
         batch, outputs: the batch or micro-batch of the last forward pass and what the model returned, until the step
             ends. Only if a hook has ``uses_outputs = True``.
+        loss_module: the adapter's loss, if it is a module with parameters or buffers. They are saved and averaged over
+            ranks; the optimizer must have the parameters.
         sample_indices: the indices of the samples in the step's batch, on this rank. Only if a hook has
             ``uses_indices = True``.
     """
 
+    loss_module: LossModule | None = None
     concurrent_executor = ThisThread()
     batch = KeptForHooks()
     outputs = KeptForHooks()
@@ -118,6 +122,7 @@ class SimpleTrainer(TrainerBase):
         self.zero_grad_before_forward = zero_grad_before_forward
         self.async_write_metrics = async_write_metrics
         self.adapter = adapter or ModelAdapter()
+        self.loss_module = loss_module_of(getattr(self.adapter, "loss", None), model)
         self.accumulation_steps = accumulation_steps
         self.clip_gradients = clip_gradients or clipper_of(self.optimizer)
         self.precision = precision
@@ -130,6 +135,8 @@ class SimpleTrainer(TrainerBase):
         self.nonfinite = NonFinitePolicy(nonfinite, nonfinite_limit)
         self.strategy = strategy or strategy_of(model)
         check_strategy(self.strategy, model, data_loader, grad_scaler)
+        if self.loss_module is not None and self.strategy.same_state_on_all_ranks:
+            share_weights(self.loss_module.module)
         self._backward = overridden_method(self.strategy, "backward") or backward
         self._fast = FastOptimizer(self.optimizer, overridden_method(self.strategy, "step"))
         self._whole_step: Any = None
@@ -460,6 +467,8 @@ class SimpleTrainer(TrainerBase):
 
     def _prepare(self, *args: Any) -> EventStorage:
         self._move_modules()
+        if self.loss_module is not None:
+            self.loss_module.check_optimized(self.optimizer)
         if self._error is not None:  # an earlier run failed, perhaps between backward pass and update
             self.optimizer.zero_grad()
         if not (self.model.training and unwrap_model(self.model).training):  # else submodules may be in eval mode
@@ -498,6 +507,8 @@ class SimpleTrainer(TrainerBase):
         state["optimizer"] = self.optimizer.state_dict()
         if self.grad_scaler is not None:
             state["grad_scaler"] = self.grad_scaler.state_dict()
+        if self.loss_module is not None:
+            state["loss"] = self.loss_module.state_dict()
         state["data"] = self._batches.state_dict()
         state["rng"] = capture_rng()
         if self._rng_of_ranks[0] == self.finished_iter:
@@ -505,6 +516,17 @@ class SimpleTrainer(TrainerBase):
         if comm.get_world_size() > 1 and not self.strategy.same_state_on_all_ranks:
             state["same_state_on_all_ranks"] = False
         return state
+
+    def load_loss(self, content: Mapping[str, Any], strict: bool = True) -> None:
+        """Load the loss's parameters and buffers from a checkpoint whose weights were loaded, if it has any.
+
+        Args:
+            content: the other content of the checkpoint.
+            strict: raise an error if they are those of another loss; otherwise a warning is logged.
+        """
+        state = content.get("trainer", {}).get("loss")
+        if self.loss_module is not None and state:
+            self.loss_module.load_state_dict(state, strict)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
@@ -520,6 +542,8 @@ class SimpleTrainer(TrainerBase):
             self.optimizer.load_state_dict(state_dict["optimizer"])
         if self.grad_scaler is not None and "grad_scaler" in state_dict:
             self.grad_scaler.load_state_dict(state_dict["grad_scaler"])
+        if self.loss_module is not None:
+            self.loss_module.load_state_dict(state_dict.get("loss"))
         if "data" in state_dict:
             self._batches.load_state_dict(state_dict["data"])
         self._pending_rng = rng_of_this_rank(state_dict)

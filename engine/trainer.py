@@ -16,7 +16,7 @@ from .defaults import DefaultTrainer
 from .evaluation import evaluation_context
 from .evaluation.evaluator import scratch_storage
 from .evaluation.metrics import Predictions, collect
-from .evaluation.testing import predictor, results_of
+from .evaluation.testing import own_loss, predictor, results_of
 from .modeling.adapters import predictions_of
 from .setup.arguments import config_of_arguments, test_entries
 from .train_loop import TrainResult
@@ -186,7 +186,20 @@ class Trainer(DefaultTrainer):
         if metrics and stream:
             raise ConfigError("predict(): metrics are those of all samples; leave out stream=True")
         self._load_weights()
-        cfg = self.cfg if data is None else self._config_of(data)
+        with own_loss(self, self.cfg if data is None else self._config_of(data)) as cfg:
+            return self._predict(cfg, targets, metrics, stream, ignore_keys, generate, pad_value)
+
+    def _predict(
+        self,
+        cfg: CfgNode,
+        targets: bool,
+        metrics: bool,
+        stream: bool,
+        ignore_keys: Sequence[str],
+        generate: bool,
+        pad_value: float | None,
+    ) -> Any:
+        """See :meth:`predict`; ``cfg`` has the data."""
         names = [name_of(entry) for entry in cfg.DATASETS.TEST]
         if len(names) != 1:
             raise ConfigError(f"predict(): pass one data set; the test data is {', '.join(names) or 'empty'}")

@@ -54,7 +54,7 @@ class InnerTrainer:
         own, new, hooks = vars(trainer), vars(inner), inner._hooks
         kept = {*vars(TrainerBase())}
         if own.get("model") is not None and own["model"] is new.get("model"):
-            kept |= {"adapter", "device", "strategy", "_averaging_ranks", "_given_length"} & own.keys()
+            kept |= {"adapter", "loss_module", "device", "strategy", "_averaging_ranks", "_given_length"} & own.keys()
             if own.get("data_loader") is new.get("data_loader"):
                 kept |= {"_batches"} & own.keys()
         own.update({name: value for name, value in new.items() if name not in kept})

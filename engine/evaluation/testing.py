@@ -10,11 +10,13 @@ from typing import Any, SupportsFloat
 from torch import nn
 
 from ...config import CfgNode, ConfigError, name_of
+from ...config.values import ObjectName
 from ...hooks.common import gpus_of, preserve_rng, unwrap_model
 from ...hooks.evaluation import flatten_names as flatten_results_dict
 from .. import comm
 from ..data.build import check_same_length
 from ..modeling import ModelAdapter, resolve_device
+from ..modeling.loss_module import warn_of_new_loss
 from .evaluator import (
     DatasetEvaluator,
     evaluates_for_trainer,
@@ -28,6 +30,7 @@ __all__ = [
     "evaluate_test_sets",
     "flatten_results_dict",
     "format_results",
+    "own_loss",
     "predictor",
     "print_csv_format",
     "results_of",
@@ -51,6 +54,8 @@ def evaluate_test_sets(
     if given is not None and len(given) != len(names):
         raise ConfigError(f"DATASETS.TEST has {len(names)} sets, but {len(given)} evaluators were given")
     device, adapter = resolve_device(cfg.MODEL.DEVICE), parts.build_adapter(cfg)
+    if not evaluates_for_trainer() and not getattr(cfg.MODEL.LOSS.NAME, "is_component", False):
+        warn_of_new_loss(getattr(adapter, "loss", None), model)
     results: dict[str, Any] = {}
     for index, name in enumerate(names):
         loader = check_same_length(parts.build_test_loader(cfg, name), f"DATASETS.TEST ({name})")
@@ -97,9 +102,22 @@ def results_of(trainer: Any, cfg: CfgNode) -> Mapping[str, Any]:
         return {}
     trainer._move_modules()
     trainer.strategy.before_evaluation(trainer.model)
-    # Without the wrapper: its collectives would hang, since ranks may have different numbers of batches.
-    results: Mapping[str, Any] = trainer.test(cfg, unwrap_model(trainer.model))
+    with own_loss(trainer, cfg) as cfg:
+        # Without the wrapper: its collectives would hang, since ranks may have different numbers of batches.
+        results: Mapping[str, Any] = trainer.test(cfg, unwrap_model(trainer.model))
     return comm.broadcast_object(results)  # a subclass's test() may return results on rank 0 only
+
+
+@contextmanager
+def own_loss(trainer: Any, cfg: CfgNode) -> Iterator[CfgNode]:
+    """Return a config whose evaluations use the trainer's loss, in eval mode, if that has parameters or buffers."""
+    if trainer.loss_module is None:
+        yield cfg
+        return
+    cfg = cfg.thawed()
+    cfg.MODEL.LOSS = CfgNode({"NAME": ObjectName(trainer.adapter.loss, is_component=True), "ARGS": {}})
+    with trainer.loss_module.evaluated():
+        yield cfg
 
 
 def predictor(

@@ -43,6 +43,8 @@ def forward_backward_weighted(trainer: Any, parts: list[tuple[Any, int | None]])
     finally:
         trainer.adapter.counts_terms = False
     total, num_items = weights.finish(total, trainer.optimizer.param_groups, several=len(parts) > 1)
+    if trainer.loss_module is not None and ranks > 1:
+        trainer.loss_module.average(ranks)
     if num_items is not None:
         trainer.storage.put_scalar("num_items", num_items, smoothing_hint=False)
     return total

@@ -230,7 +230,7 @@ class NonFinitePolicy:
             FloatingPointError: weights or buffers are not finite; the message names the first.
         """
         model = unwrap_model(trainer.model)
-        weights = {name: p for name, p in model.named_parameters() if p.requires_grad and not is_lazy(p)}
+        weights = {name: p for name, p in _named_parameters(trainer).items() if p.requires_grad and not is_lazy(p)}
         buffers = {name: buffer for name, buffer in model.named_buffers() if not is_lazy(buffer)}
         bad: list[str] = []
         parts = [_part(one) for one in [*weights.values(), *buffers.values()]]
@@ -368,10 +368,16 @@ def _part(tensor: Any) -> torch.Tensor:
     return part._values() if part.layout is torch.sparse_coo else part.values()
 
 
+def _named_parameters(trainer: Any) -> dict[str, nn.Parameter]:
+    """Return the parameters of the model and of its loss."""
+    loss = getattr(trainer, "loss_module", None)
+    return {**dict(unwrap_model(trainer.model).named_parameters()), **({} if loss is None else loss.named_parameters())}
+
+
 def _describe_gradients(trainer: Any, losses: Mapping[str, torch.Tensor]) -> str:
     """Return an error text that names the parameters whose gradients are not finite; empty if none is on this rank."""
-    named = unwrap_model(trainer.model).named_parameters()
-    bad = [name for name, p in named if p.grad is not None and not _part(p.grad).isfinite().all()]
+    named = _named_parameters(trainer)
+    bad = [name for name, p in named.items() if p.grad is not None and not _part(p.grad).isfinite().all()]
     if not bad:
         return ""
     values = {name: loss.item() for name, loss in losses.items()}

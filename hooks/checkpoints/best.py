@@ -147,7 +147,9 @@ class BestCheckpointer(HookBase):
             logger.warning("There is no %s to load at the end: %s has had no finite value", path, name)
             return
         # The averaged weights, if a hook had those evaluated.
-        self._checkpointer.load(path, checkpointables=[], weights_from="auto")
+        content = self._checkpointer.load(path, checkpointables=[], weights_from="auto")
+        if hasattr(self.trainer, "load_loss"):
+            self.trainer.load_loss(content)
         self.trainer.emit("after_load_best")
         value, self.loaded_iter = self.best[0]
         logger.info("The model has the best weights: %s, iteration %d, %s: %.5g", path, self.loaded_iter, name, value)

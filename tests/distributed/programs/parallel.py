@@ -1,5 +1,6 @@
 """Models trained by two ranks, compared with a whole model that each rank trains by itself."""
 
+import copy
 import logging
 from functools import partial
 from itertools import pairwise, product
@@ -17,6 +18,7 @@ from hookline.config import ConfigError, get_cfg
 from hookline.engine import SimpleTrainer, comm
 from hookline.engine.data import ArrayDataset, EpochSampler, GlobalBatchSampler
 from hookline.engine.modeling import GPT, MODEL_REGISTRY, ModelAdapter, build_model
+from hookline.engine.modeling.loss_module import attached_to
 from hookline.engine.parallel import DDP, FSDP2, Mesh, Strategy
 from hookline.engine.parallel.base import build_wrapped
 from hookline.engine.solver import build_grad_clipper, build_optimizer
@@ -39,12 +41,15 @@ def train(make, strategy, rank, ranks, cfg, adapter=LOSS, data=DATA, clip=None, 
     model = strategy.wrap(make(), CPU)
     batches = GlobalBatchSampler(EpochSampler(len(data), seed=1), 8, rank=rank, world_size=ranks)
     loader = DataLoader(data, batch_sampler=batches, collate_fn=data.collate_fn)
-    optimizer = build_optimizer(cfg, unwrap_model(model))
+    adapter = copy.deepcopy(adapter)
+    with attached_to(unwrap_model(model), adapter.loss):
+        optimizer = build_optimizer(cfg, unwrap_model(model))
     options |= {"adapter": adapter, "strategy": strategy, "clip_gradients": clip}
     trainer = SimpleTrainer(model, loader, optimizer, **options)
     trainer.train(0, 6)
     losses = torch.tensor([value for value, _ in trainer.storage.history("total_loss").values()])
-    return model, losses, [gathered(parameter).detach() for parameter in model.parameters()]
+    trained = [*model.parameters(), *(adapter.loss.parameters() if isinstance(adapter.loss, nn.Module) else ())]
+    return model, losses, [gathered(parameter).detach() for parameter in trained]
 
 
 def compare(make, cfg=None, strategy=None, **options):
@@ -57,6 +62,17 @@ def compare(make, cfg=None, strategy=None, **options):
 
 
 # ---------------------------------------------------------------------- losses and weights
+
+
+class Tempered(nn.Module):
+    """A loss with a learned temperature, and a parameter that it does not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.temperature, self.unused = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(2))
+
+    def forward(self, scores, y):
+        return nn.functional.cross_entropy(scores / self.temperature, y)
 
 
 class Counting(DDP):
@@ -84,6 +100,9 @@ def check_two_ranks_have_the_losses_and_weights_of_one(folder):
         adapter = ModelAdapter() if make is Items else LOSS
         options = {"adapter": adapter, "strategy": strategy(), "accumulation_steps": steps}
         assert compare(make, config(momentum=0.9), **options)[1] < 1e-5, (strategy, make, steps)
+    for strategy in (DDP(), FSDP2(min_params=10)):
+        options = {"adapter": ModelAdapter(Tempered()), "strategy": strategy, "accumulation_steps": 2, "clip": clip}
+        assert compare(plain, config("AdamW"), **options)[1] < 1e-5, strategy
     assert compare(plain, strategy=DDP(), clip=clip)[1] < 1e-5
     counting = Counting()
     assert compare(plain, strategy=counting, accumulation_steps=2)[1] < 1e-5

@@ -1,0 +1,178 @@
+"""A loss with parameters or buffers of its own, which are part of what a run trains and saves."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...config import ConfigError
+from ...hooks.common import unwrap_model
+from .. import comm
+from ..parallel.base import share_tensors
+
+__all__ = ["LossModule", "attached_to", "loss_module_of", "warn_of_new_loss"]
+
+logger = logging.getLogger(__name__)
+
+
+def loss_module_of(loss: Callable[..., Any] | None, model: nn.Module) -> "LossModule | None":
+    """Return the module of a loss; None if it has no state of its own, or is a part of the model.
+
+    Args:
+        loss: a module, a method of one, or any other callable, in a ``functools.partial`` or not.
+        model: the model, wrapped or not.
+    """
+    own = _own(loss, model)
+    holder = getattr(loss, "func", loss)
+    for name, value in getattr(holder, "__dict__", {}).items() if own is None and not _module(loss) else ():
+        if isinstance(value, nn.Parameter) or (isinstance(value, nn.Module) and any(True for _ in value.parameters())):
+            kind = type(holder).__name__
+            logger.warning(
+                "MODEL.LOSS: parameters of %s.%s are neither trained nor saved, as %s is no nn.Module", kind, name, kind
+            )
+    return own
+
+
+def warn_of_new_loss(loss: Callable[..., Any] | None, model: nn.Module) -> None:
+    """Log that the parameters of a loss that was built for an evaluation alone are not those of a trained one."""
+    own = _own(loss, model)
+    if own is not None and own.named_parameters():
+        logger.warning(
+            "MODEL.LOSS has parameters, and those of this evaluation are new: a metric Loss is not that of the trained "
+            "loss. trainer.evaluate() uses the trainer's"
+        )
+
+
+def _module(loss: Any) -> nn.Module | None:
+    loss = getattr(loss, "func", loss)  # of a functools.partial
+    module = getattr(loss, "__self__", loss)  # of a method
+    return module if isinstance(module, nn.Module) else None
+
+
+def _own(loss: Any, model: nn.Module) -> "LossModule | None":
+    module = _module(loss)
+    found = None if module is None else LossModule(module, unwrap_model(model))
+    return found if found is not None and found.names else None
+
+
+class LossModule:
+    """The state of a loss: parameters and buffers that are not also the model's.
+
+    The class weights of torch's losses, which are buffers, are not part of it: they are arguments of the script.
+
+    Args:
+        module: the loss.
+        model: the model.
+    """
+
+    def __init__(self, module: nn.Module, model: nn.Module) -> None:
+        self.module = module
+        others = {id(one) for one in (*model.parameters(), *model.buffers())}
+        for part in module.modules():
+            if isinstance(part, nn.modules.loss._Loss):
+                others |= {id(part._buffers.get(name)) for name in ("weight", "pos_weight")}
+        named = (*module.named_parameters(), *module.named_buffers())
+        self._own = {name for name, one in named if id(one) not in others}
+        tensors = {name for name, _ in named}
+        self.names = [name for name in module.state_dict() if name in self._own or name not in tensors]
+        """Names of the state."""
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the loss's own parameters by name, such as ``loss.temperature``."""
+        return {f"loss.{name}": one for name, one in self.module.named_parameters() if name in self._own}
+
+    def check_optimized(self, optimizer: Any) -> None:
+        """Check that an optimizer has the loss's parameters.
+
+        Raises:
+            ConfigError: it lacks one that requires a gradient.
+        """
+        optimized = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        for name, one in self.named_parameters().items():
+            if one.requires_grad and id(one) not in optimized:
+                raise ConfigError(
+                    f"MODEL.LOSS: the optimizer does not update the loss's parameter {name.removeprefix('loss.')}: add "
+                    "the loss's parameters to the optimizer, or call requires_grad_(False) on them"
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loss's own parameters and buffers."""
+        state = self.module.state_dict()
+        return {name: state[name] for name in self.names}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None, strict: bool = True) -> None:
+        """Restore what :meth:`state_dict` returned. None, of a run whose loss had no state, changes nothing.
+
+        Raises:
+            ConfigError: ``strict`` is set, and it is the state of another loss.
+        """
+        own = self.module.state_dict()
+        problem = "" if state is not None else "it has none"
+        for name in sorted({*self.names, *state} if state is not None else ()):
+            saved, present = (getattr(where.get(name), "shape", name in where) for where in (state, own))
+            if saved != present:
+                problem = f"{name} is {_described(saved)}, this loss's is {_described(present)}"
+        if problem and strict and state is not None:
+            raise ConfigError(f"MODEL.LOSS: the checkpoint holds the state of another loss: {problem}")
+        if problem:
+            logger.warning("The loss keeps its state, the checkpoint's does not fit: %s", problem)
+        else:
+            self.module.load_state_dict({**own, **(state or {})})
+
+    def average(self, ranks: int) -> None:
+        """Average the gradients over the ranks, and give all ranks rank 0's buffers. All ranks call it in each step."""
+        parameters = [one for one in self.named_parameters().values() if one.requires_grad]
+        used = torch.tensor([one.grad is not None for one in parameters], dtype=torch.uint8)
+        dist.all_reduce(used, dist.ReduceOp.MAX, group=comm.object_group())
+        for parameter, is_used in zip(parameters, used.tolist(), strict=True):
+            if is_used:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                dist.all_reduce(parameter.grad)
+                parameter.grad.div_(ranks)
+        share_tensors(one for name, one in self.module.named_buffers() if name in self._own)
+
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
+        """Put the loss into eval mode, and restore modes and buffers at the end."""
+        parts = list(self.module.modules())
+        modes = [part.training for part in parts]
+        buffers = [(part._buffers, *item) for part in parts for item in part._buffers.items()]
+        values = [None if one is None else one.clone() for _, _, one in buffers]
+        self.module.eval()
+        try:
+            yield
+        finally:
+            for part, training in zip(parts, modes, strict=True):
+                part.training = training
+            for (store, name, one), value in zip(buffers, values, strict=True):
+                store[name] = one
+                if one is not None:
+                    one.detach().copy_(value)
+
+
+def _described(shape: Any) -> str:
+    return str(tuple(shape)) if isinstance(shape, torch.Size) else "there" if shape else "missing"
+
+
+@contextmanager
+def attached_to(model: nn.Module, loss: Callable[..., Any] | None) -> Iterator[None]:
+    """Make a loss with state the model's submodule ``loss`` within the block, where an optimizer finds its parameters.
+
+    Raises:
+        ConfigError: the model has a submodule of that name.
+    """
+    own = _own(loss, model)
+    if own is None:
+        yield
+        return
+    if "loss" in model._modules:
+        raise ConfigError("MODEL.LOSS has parameters or buffers, and the model has a submodule 'loss': rename that")
+    model._modules["loss"] = own.module
+    try:
+        yield
+    finally:
+        del model._modules["loss"]
