@@ -461,7 +461,8 @@ class SimpleTrainer(TrainerBase):
 
     def _move_modules(self) -> None:
         """Move modules that are attributes of the trainer, such as a metric or a second model, to its device."""
-        for value in [*vars(self).values(), getattr(self.adapter, "loss", None)]:
+        losses = getattr(self.adapter, "loss", None), getattr(self.loss_module, "module", None)
+        for value in [*vars(self).values(), *losses]:
             if isinstance(value, nn.Module) and value is not self.model and self.device is not None:
                 value.to(self.device)
 
