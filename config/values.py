@@ -4,11 +4,12 @@ import functools
 import inspect
 import math
 import os
+import re
 from ast import literal_eval
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from .errors import ConfigError, suggest
 
@@ -30,6 +31,31 @@ class _Missing:
 
 
 MISSING = _Missing()
+
+
+# ---------------------------------------------------------------------- whether more of a metric is better
+
+_LESS = re.compile(
+    r"(^|_)(\w*(loss|losses|error|errors|perplexity|distance|divergence|cross_?entropy)|neg(ative)?_log_likelihood|nll"
+    r"|err|ce|bce|kl|ppl|bits|bpc|bpb|n?r?mse|r?msle|mae|s?mape|wer|cer|ter|eer|ece|fid|kid|lpips|crps|brier|hausdorff"
+    r"|fpr|fnr|false_(positive|negative)_rate|regret|latency|time)(_|$)"
+)
+
+
+def mode_of(metric: str, mode: str = "auto") -> Literal["max", "min"]:
+    """Return whether more ("max") or less ("min") of a metric is better.
+
+    Args:
+        metric: its full name, such as "digits_test/loss", or "module:function".
+        mode: "max" or "min"; or "auto": "min" if the name says that it is a loss, an error, a distance, a perplexity or
+            a time, otherwise "max".
+    """
+    if mode != "auto":
+        return "min" if mode == "min" else "max"
+    name = metric.partition("/")[2] or metric.rpartition(":")[2]
+    words = "_".join(re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)).lower()
+    negated = words.startswith("neg_") and "likelihood" not in words  # scikit-learn's neg_mean_squared_error
+    return "min" if _LESS.search(words) and not negated else "max"
 
 
 # ---------------------------------------------------------------------- types of keys

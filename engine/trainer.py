@@ -53,7 +53,8 @@ class Trainer(DefaultTrainer):
             the run is complete.
         monitor: the metric that decides, such as "test/accuracy" (CHECKPOINT.BEST.METRIC): ``model_best.pth`` has its
             best weights, and EarlyStopping and ReduceLROnPlateau follow it if they have no metric.
-        monitor_mode: whether more ("max", the default) or less ("min") is better (CHECKPOINT.BEST.MODE).
+        monitor_mode: whether more ("max") or less ("min") is better. Default: as the metric's name says
+            (CHECKPOINT.BEST.MODE).
         hooks: further hooks (HOOKS).
         output_dir: the run's folder (OUTPUT_DIR).
         seed: of all random numbers (SEED). Default: a random one, which is logged.
@@ -89,7 +90,7 @@ class Trainer(DefaultTrainer):
         batch_size: int | None = None,
         eval_period: int | str | None = None,
         monitor: str | None = None,
-        monitor_mode: Literal["max", "min"] | None = None,
+        monitor_mode: Literal["max", "min", "auto"] | None = None,
         hooks: Sequence[Any] = (),
         output_dir: str | os.PathLike[str] | None = None,
         seed: int | None = None,

@@ -13,6 +13,7 @@ import math
 import torch
 
 from hookline.config import CfgNode, ConfigError, Duration, get_cfg, name_of
+from hookline.config.values import mode_of
 from hookline.engine import begin_run, config_errors_exit, default_argument_parser, default_setup, default_writers
 from hookline.engine.checkpoint import Checkpointer, PeriodicCheckpointer
 from hookline.engine.data import EpochIterator, build_test_loader, build_train_loader, move_to_device
@@ -116,7 +117,8 @@ def train(cfg: CfgNode, resume: bool) -> int:
 
 def save_best(cfg: CfgNode, metrics: dict[str, float], best: float | None, checkpointer: Checkpointer) -> float | None:
     """Save ``model_best`` if CHECKPOINT.BEST.METRIC has improved, and return the best value so far."""
-    metric, sign = cfg.CHECKPOINT.BEST.METRIC, 1 if cfg.CHECKPOINT.BEST.MODE == "max" else -1
+    metric = cfg.CHECKPOINT.BEST.METRIC
+    sign = 1 if mode_of(metric, cfg.CHECKPOINT.BEST.MODE) == "max" else -1
     if metric and metric not in metrics:
         raise ConfigError(f"CHECKPOINT.BEST.METRIC: {metric!r} is not among {', '.join(metrics) or 'no results'}")
     if metric and (best is None or sign * metrics[metric] > sign * best):

@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError, Duration, Registry
 from ...config.components import Slot, errors_at
-from ...config.values import kind_of
+from ...config.values import kind_of, mode_of
 from ...hooks import LRScheduler
 from ...hooks.control.lr_scheduler import (
     FunctionSchedule,
@@ -90,7 +90,8 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer | OptimizerList) -> An
         )
     slot = check_scheduler(cfg)
     if slot is SCHEDULER_SLOT:
-        mode = {"mode": cfg.CHECKPOINT.BEST.MODE} if not solver.LR_SCHEDULER_METRIC and plateau_metric(cfg) else {}
+        metric, best = plateau_metric(cfg), cfg.CHECKPOINT.BEST
+        mode = {"mode": mode_of(metric, best.MODE if metric == best.METRIC else "auto")} if metric else {}
         schedule = slot.try_build(cfg, optimizer, **mode)
     else:
         schedule = slot.build(cfg)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from ...config import ConfigError, Duration, suggest
 from ...config.files.atomic import free_name, replace_file, shown_path, temporary_path
 from ...config.files.run_folder import claim
+from ...config.values import mode_of
 from ..base import HOOK_REGISTRY, Every, HookBase, Period
 from ..evaluation import Monitor
 from ..event_storage import has_event_storage
@@ -43,7 +44,7 @@ class BestCheckpointer(HookBase):
         checkpointer: saves the weights.
         val_metric: the metric's full name in the storage, such as ``"digits_test/accuracy"``, or a function of all
             metrics; see :class:`~hookline.hooks.evaluation.Monitor`.
-        mode: whether more ("max") or less ("min") is better.
+        mode: whether more ("max") or less ("min") is better. "auto": as the metric's name says.
         file_prefix: name of the file, without its extension.
         keep: how many to keep.
         load_at_end: load the best weights into the model after a run that did not fail and was not interrupted.
@@ -64,14 +65,14 @@ class BestCheckpointer(HookBase):
         eval_period: "Duration | int | str",
         checkpointer: Any,
         val_metric: str | Callable[[Mapping[str, float]], float | None],
-        mode: Literal["max", "min"] = "max",
+        mode: Literal["max", "min", "auto"] = "max",
         file_prefix: str = "model_best",
         keep: int = 1,
         load_at_end: bool = False,
         reset_on_train: bool = False,
     ) -> None:
-        if mode not in ("max", "min"):
-            raise ConfigError(f'BestCheckpointer: mode must be "max" or "min", not {mode!r}')
+        if mode not in ("max", "min", "auto"):
+            raise ConfigError(f'BestCheckpointer: mode must be "max", "min" or "auto", not {mode!r}')
         if keep < 1:
             raise ConfigError(f"BestCheckpointer: keep must be at least 1, not {keep}")
         self._checkpointer = checked(checkpointer)
@@ -81,8 +82,8 @@ class BestCheckpointer(HookBase):
         self._monitor = Monitor(val_metric)
         self._val_metric = self._monitor.name
         self._reset_on_train = reset_on_train
-        self._mode = mode
-        self._compare = operator.gt if mode == "max" else operator.lt
+        self._mode = mode_of(self._val_metric, mode)
+        self._compare = operator.gt if self._mode == "max" else operator.lt
         self._file_prefix = file_prefix
         self._keep = keep
         self._load_at_end = load_at_end

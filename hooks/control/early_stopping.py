@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ...config import ConfigError, suggest
+from ...config.values import mode_of
 from ..base import HOOK_REGISTRY, HookBase
 from ..evaluation import EvalHook, Monitor, flatten_names
 from ..event_storage import has_event_storage
@@ -29,8 +30,8 @@ class EarlyStopping(HookBase):
         metric: the metric's full name, such as ``"digits_test/accuracy"``, or a function of all metrics; see
             :class:`~hookline.hooks.evaluation.Monitor`. Default: that of CHECKPOINT.BEST.
         patience: number of evaluations, or epochs, without improvement after which training stops.
-        mode: whether a larger ("max") or a smaller ("min") value is better. Default: "min" if the metric's name ends
-            with "loss", otherwise "max"; with the metric of CHECKPOINT.BEST its MODE.
+        mode: whether a larger ("max") or a smaller ("min") value is better. "auto": the MODE of CHECKPOINT.BEST if that
+            has the same metric, otherwise as the metric's name says.
         min_delta: the smallest change that counts as an improvement.
         reset_on_train: forget the best value and the count when training starts.
 
@@ -43,19 +44,19 @@ class EarlyStopping(HookBase):
         self,
         metric: str | Callable[[Mapping[str, float]], float | None] = "",
         patience: int = 3,
-        mode: Literal["max", "min"] | None = None,
+        mode: Literal["max", "min", "auto"] | None = "auto",
         min_delta: float = 0.0,
         reset_on_train: bool = False,
     ) -> None:
-        if mode not in ("max", "min", None):
-            raise ConfigError(f'EarlyStopping: mode must be "max" or "min", not {mode!r}')
+        if mode not in ("max", "min", "auto", None):
+            raise ConfigError(f'EarlyStopping: mode must be "max", "min" or "auto", not {mode!r}')
         if patience < 1:
             raise ConfigError(f"EarlyStopping: patience must be at least 1, not {patience}")
         self._monitor = Monitor(metric)
         self.metric = self._monitor.name
         self.patience = patience
-        self.mode = mode or ("min" if self.metric.endswith("loss") else "max")
-        self._given_mode = mode
+        self._given_mode = mode or "auto"
+        self.mode = mode_of(self.metric, self._given_mode)
         self._min_delta = min_delta
         self._reset_on_train = reset_on_train
         self.best: float | None = None
@@ -63,14 +64,17 @@ class EarlyStopping(HookBase):
         self._warned = False
 
     def on_registered(self) -> None:
-        if self.metric:
-            return
         cfg = getattr(self.trainer, "cfg", None)
-        if cfg is None or not cfg.CHECKPOINT.BEST.METRIC:
-            raise ConfigError("EarlyStopping has no metric: give it one, or set CHECKPOINT.BEST.METRIC (monitor=...)")
-        best = cfg.CHECKPOINT.BEST
-        self._monitor, self.mode = Monitor(best.METRIC), self._given_mode or best.MODE
-        self.metric = self._monitor.name
+        best = getattr(getattr(cfg, "CHECKPOINT", None), "BEST", None)
+        if not self.metric:
+            if best is None or not best.METRIC:
+                raise ConfigError(
+                    "EarlyStopping has no metric: give it one, or set CHECKPOINT.BEST.METRIC (monitor=...)"
+                )
+            self._monitor = Monitor(best.METRIC)
+            self.metric = self._monitor.name
+        of_run = best is not None and self.metric == best.METRIC and self._given_mode == "auto"
+        self.mode = mode_of(self.metric, best.MODE if of_run else self._given_mode)
 
     def before_train(self) -> None:
         if self._reset_on_train:

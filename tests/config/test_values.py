@@ -6,6 +6,7 @@ import pickle
 import pytest
 
 from hookline.config import CfgNode, ConfigError, Typed, components, get_cfg, one_of
+from hookline.config.values import mode_of
 
 
 def test_copies_and_configs_are_independent():
@@ -75,3 +76,15 @@ def test_assigning_checks_declared_keys_and_is_free_otherwise():
     cfg.S.FREE = 1
     cfg.S.FREE = "a"
     assert cfg.S.FREE == "a"
+
+
+def test_less_is_better_of_a_loss_an_error_or_a_perplexity_by_the_metrics_name():
+    less = "test/loss val_loss total_loss test/MSELoss test/MeanSquaredError test/rmse test/word_error_rate test/wer"
+    less += " test/perplexity test/nll test/bits_per_byte test/cross_entropy/0 my.module:mean_loss test/err"
+    more = "test/accuracy error_set/accuracy test/f1 test/power test/soccer test/neg_mean_squared_error test/AP50"
+    more += " lossless:score bleu"
+    assert {name: mode_of(name) for name in (less + " " + more).split()} == {
+        **dict.fromkeys(less.split(), "min"),
+        **dict.fromkeys(more.split(), "max"),
+    }
+    assert (mode_of("test/loss", "max"), mode_of("test/accuracy", "min")) == ("max", "min")

@@ -500,3 +500,35 @@ def test_errors_come_at_once_and_write_nothing(make, tmp_path, options, named):
     with pytest.raises(ConfigError, match=named):
         make(**options)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("monitor", "mode", "expected"),
+    [("test/loss", None, "min"), ("test/accuracy", None, "max"), ("test/accuracy", "min", "min")],
+)
+def test_the_best_checkpoint_early_stopping_and_the_schedule_know_what_is_better_by_the_name(
+    make, tmp_path, log, monitor, mode, expected
+):
+    trainer = make(
+        test=points(seed=1),
+        metrics=["Loss", "Accuracy"],
+        eval_period=1,
+        lr=0.5,
+        monitor=monitor,
+        monitor_mode=mode,
+        lr_scheduler=ReduceLROnPlateau,
+        hooks=[EarlyStopping(patience=9), EarlyStopping(monitor, patience=9)],
+    )
+    result = trainer.train()
+    best, (first, second) = trainer.find_hook("BestCheckpointer"), trainer.find_hooks(EarlyStopping)
+    values = [row[monitor] for row in rows(tmp_path / "run") if monitor in row]
+    assert len(values) == result.iteration == 6
+    assert best.best_metric == first.best == second.best == (min if expected == "min" else max)(values)
+    assert trainer.scheduler.mode == expected
+    assert ("by its name" in log.text) == (mode is None)
+
+
+def test_the_mode_of_reduce_lr_on_plateau_is_that_of_its_own_metric(make):
+    options = {"config": {"SOLVER.LR_SCHEDULER_METRIC": "test/accuracy"}, "lr_scheduler": ReduceLROnPlateau}
+    trainer = make(test=points(seed=1), metrics=["Accuracy"], eval_period=1, lr=0.5, **options)
+    assert trainer.scheduler.mode == "max"

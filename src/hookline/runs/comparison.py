@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from ..config.errors import ConfigError, printable, suggest
+from ..config.values import mode_of
 from .reading import Run, select_metrics
 
 __all__ = ["Comparison", "compare_runs"]
 
-_LOW = ("*loss*", "*error*", "*mse", "*mae", "*rmse", "*perplexity*", "*wer", "*cer", "*distance*", "*time", "fid")
 _WIDTH = 40  # characters of a cell of the text table
 
 
@@ -125,9 +125,8 @@ def _final_and_best(run: Run, name: str, runs: Sequence[Run]) -> list[Any]:
     curve = run.curves.get(name)
     if curve is None or not np.isfinite(curve.values).any():
         return [None, None, None, math.inf]
-    modes = [one.config.get("CHECKPOINT.BEST.MODE") for one in runs if _best_metric(one) == name]
-    lower = modes[0] == "min" if modes else any(fnmatchcase(name.rpartition("/")[2].lower(), word) for word in _LOW)
-    costs = curve.values if lower else -curve.values
+    modes = [one.config.get("CHECKPOINT.BEST.MODE", "auto") for one in runs if _best_metric(one) == name]
+    costs = curve.values if mode_of(name, modes[0] if modes else "auto") == "min" else -curve.values
     best = int(np.nanargmin(costs))
     last = float(curve.values[-1])
     final = last if math.isfinite(last) else None
