@@ -6,6 +6,7 @@ this process from those that another one has left.
 """
 
 import errno
+import logging
 import os
 import re
 import secrets
@@ -35,6 +36,8 @@ __all__ = [
     "sync_directory",
     "temporary_path",
 ]
+
+logger = logging.getLogger(__name__)
 
 _TEMPORARY, _DISPLACED = ".hookline-tmp-", ".hookline-old-"
 _NAME = re.compile(r"\.hookline-(?:tmp|old)-([0-9a-f]{8})-[0-9a-f]{8}-(.+)", re.DOTALL)
@@ -187,13 +190,11 @@ def displaced(path: str) -> Iterator[None]:
     """Move a checkpoint away within the block, since a rename cannot replace a folder.
 
     The old content is removed if the block succeeds, and restored if it fails. :func:`put_back` restores it after a
-    kill.
-
-    Raises:
-        ConfigError: the path is a folder that is not a checkpoint.
+    kill. A folder that is not a whole checkpoint, which may be a user's, is renamed to ``<path>.old``, and stays.
     """
-    if os.path.isdir(path) and not is_checkpoint_folder(path):
-        raise ConfigError(f"{path} is a folder, and not a checkpoint of hookline: move it away")
+    if os.path.isdir(path) and not os.path.islink(path) and not is_checkpoint_folder(path):
+        os.rename(path, other := free_name(path))
+        logger.warning("%s is a folder, and not a whole checkpoint. It is now %s", path, other)
     folder, name = os.path.split(path)
     moved = os.path.join(folder, f"{_DISPLACED}{_PROCESS}-{secrets.token_hex(4)}-{name}")
     try:

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 def find_resumable(checkpointer: Any) -> str:
     """Return the checkpoint to resume from: the last one, or else the newest that verifies; empty if there is none.
 
-    The main process searches, so that all ranks resume from the same one.
+    All ranks call it, and resume from the same one.
 
     Args:
         checkpointer: a :class:`~hookline.engine.checkpoint.Checkpointer`.
@@ -40,35 +40,44 @@ def find_resumable(checkpointer: Any) -> str:
     Raises:
         ConfigError: ``last_checkpoint`` exists, and no checkpoint can be resumed from.
     """
-    found = comm.on_main_process(lambda: _find_resumable(checkpointer))
-    return os.path.join(checkpointer.save_dir, os.path.basename(found)) if found else ""  # in this machine's folder
-
-
-def _find_resumable(checkpointer: Any) -> str:
     folder = checkpointer.save_dir
+    tagged, last = comm.on_main_process(lambda: _last_checkpoint(checkpointer))
     if "://" in folder:
-        if not (last := checkpointer.get_checkpoint_file()) and checkpointer.has_checkpoint():
-            raise ConfigError(f"{folder}/last_checkpoint cannot be read")
-        return str(last)
-    with suppress(ConfigError, OSError):  # a run trains there, or the folder is not writable
-        for name in run_folder(folder).recover():
-            logger.warning("Restored %s: a run was killed while it replaced it", name)
-    tagged, last = checkpointer.has_checkpoint(), checkpointer.get_checkpoint_file()
+        return last
     # Without last_checkpoint, a file of weights only may be from elsewhere.
     needed = checkpointer.checkpointables.keys() & {"trainer"} or ({"iteration"} if not tagged else set())
-    files: list[str] = []
-    with suppress(OSError):  # there is no folder
-        files = checkpointer.get_all_checkpoint_files()
-    others = newest_first(path for path in files if path != last)
-    found = first_resumable([last, *others] if last else others, needed)
-    if found and found != last:
+    if last and first_resumable([path := os.path.join(folder, last)], needed):
+        return path
+    others = comm.on_main_process(lambda: _other_checkpoints(checkpointer, last))
+    found = first_resumable([os.path.join(folder, name) for name in others], needed)  # in this machine's folder
+    if found:
         logger.warning("Resuming from %s, the newest undamaged checkpoint", found)
-    if tagged and not found:
+    elif tagged:
         raise ConfigError(
             f"{folder}: there is no undamaged checkpoint of this run; start without --resume, from weights "
             "(MODEL.WEIGHTS) if you like"
         )
     return found
+
+
+def _last_checkpoint(checkpointer: Any) -> tuple[bool, str]:
+    """Return whether there is a ``last_checkpoint``, and the name in it; for a URI, the path."""
+    folder, tagged, last = checkpointer.save_dir, checkpointer.has_checkpoint(), checkpointer.get_checkpoint_file()
+    if "://" in folder:
+        if tagged and not last:
+            raise ConfigError(f"{folder}/last_checkpoint cannot be read")
+        return tagged, last
+    with suppress(ConfigError, OSError):  # a run trains there, or the folder is not writable
+        for name in run_folder(folder).recover():
+            logger.warning("Restored %s: a run was killed while it replaced it", name)
+    return checkpointer.has_checkpoint(), os.path.basename(checkpointer.get_checkpoint_file())
+
+
+def _other_checkpoints(checkpointer: Any, last: str) -> list[str]:
+    files: list[str] = []
+    with suppress(OSError):  # there is no folder
+        files = checkpointer.get_all_checkpoint_files()
+    return [os.path.basename(path) for path in newest_first(path for path in files if os.path.basename(path) != last)]
 
 
 def find_named(checkpointer: Any, path: str) -> str:
@@ -81,13 +90,8 @@ def find_named(checkpointer: Any, path: str) -> str:
     Raises:
         ConfigError: there is no such file, or it cannot be resumed from.
     """
-
-    def find() -> str:
-        found = named_checkpoint(path, checkpointer.save_dir)
-        check_resumable(found, checkpointer.checkpointables.keys() & {"trainer"})
-        return found
-
-    found: str = comm.on_main_process(find)
+    found = comm.on_main_process(lambda: named_checkpoint(path, checkpointer.save_dir))
+    check_resumable(found, checkpointer.checkpointables.keys() & {"trainer"})
     logger.info("Resuming from %s", found)
     return found
 
@@ -107,7 +111,10 @@ def named_checkpoint(path: str, folder: str) -> str:
 
 
 def first_resumable(paths: Iterable[str], needed: Collection[str]) -> str:
-    """Return the first checkpoint that :func:`check_resumable` accepts; empty if there is none. Logs the others."""
+    """Return the first checkpoint that :func:`check_resumable` accepts; empty if there is none. Logs the others.
+
+    All ranks call it, with the same paths.
+    """
     for path in paths:
         try:
             check_resumable(path, needed)
@@ -165,7 +172,7 @@ def _read(path: str) -> Any:
 
 
 def check_resumable(path: str, needed: Collection[str]) -> None:
-    """Check that a local checkpoint is undamaged and holds everything a resume needs.
+    """Check that a local checkpoint is undamaged and holds everything a resume needs. All ranks call it.
 
     Args:
         path: the file, or a sharded checkpoint's folder.
@@ -174,20 +181,24 @@ def check_resumable(path: str, needed: Collection[str]) -> None:
     Raises:
         ConfigError: it cannot be resumed from; the message says why.
     """
-    if os.path.isdir(path):
+    if comm.on_main_process(lambda: os.path.isdir(path)):
         from .sharded import verify_folder
 
         verify_folder(path)
     else:
-        verify_checkpoint(path)
-    content = _read(path)
-    missing = {"model", *needed} - (content.keys() if isinstance(content, dict) else set())
-    if missing:
-        raise ConfigError(
-            f"{path} cannot be resumed from: it has no {', '.join(sorted(missing))}. To start from its weights only, "
-            "set MODEL.WEIGHTS to it"
-        )
-    iterations(content, path)
+        comm.on_main_process(lambda: verify_checkpoint(path))
+
+    def check() -> None:
+        content = _read(path)
+        missing = {"model", *needed} - (content.keys() if isinstance(content, dict) else set())
+        if missing:
+            raise ConfigError(
+                f"{path} cannot be resumed from: it has no {', '.join(sorted(missing))}. To start from its weights "
+                "only, set MODEL.WEIGHTS to it"
+            )
+        iterations(content, path)
+
+    comm.on_main_process(check)
 
 
 def saved_config(folder: str) -> str:

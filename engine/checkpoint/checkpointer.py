@@ -74,6 +74,7 @@ class Checkpointer(FvcoreCheckpointer):
         self._weights_loaded = "model"
         self.resumed_from = ""
         """The checkpoint that :meth:`resume_or_load` resumed from; empty if there was none."""
+        self._verified = ""  # the checkpoint whose checksums were compared just now
         self._saver = Saver(asynchronous, on_error)
         self._folder = CheckpointFolder(save_dir, self.path_manager)
 
@@ -244,7 +245,11 @@ class Checkpointer(FvcoreCheckpointer):
         if resume:
             self.resumed_from = find_named(self, resume) if isinstance(resume, str) else find_resumable(self)
         if self.resumed_from:
-            return self.load(self.resumed_from, weights_from="model" if self.checkpointables else weights_from)
+            self._verified = self.resumed_from if "://" not in self.resumed_from else ""
+            try:
+                return self.load(self.resumed_from, weights_from="model" if self.checkpointables else weights_from)
+            finally:
+                self._verified = ""
         return self.load(path, checkpointables=[], strict=strict, weights_from=weights_from)
 
     # ------------------------------------------------------------------ files
@@ -273,7 +278,7 @@ class Checkpointer(FvcoreCheckpointer):
 
     def _load_file(self, f: str, mmap: bool = False) -> dict[str, Any]:
         """Read a local file or folder into a dict with "model"."""
-        return read_checkpoint(f, mmap=mmap)
+        return read_checkpoint(f, mmap=mmap, verified=f == self._verified)
 
     def _load_model(self, checkpoint: Any) -> _IncompatibleKeys:
         """Remove "model" from a checkpoint and load it."""

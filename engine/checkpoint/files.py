@@ -249,7 +249,7 @@ class CheckpointFolder:
             return
         claim(path)
         self.prepare()
-        with displaced(path) if is_checkpoint_folder(path) else nullcontext():
+        with displaced(path) if os.path.isdir(path) else nullcontext():
             replace_file(path, write)
 
     def _copy(self, uri: str, write: Callable[[IO[bytes]], Any]) -> None:

@@ -212,20 +212,39 @@ def fail_together(group: "dist.ProcessGroup") -> Iterator[None]:
 # ---------------------------------------------------------------------------- reading
 
 
-def verify_folder(path: str) -> None:
-    """Check that every file of a sharded checkpoint is unchanged.
+def verify_folder(path: str, alone: bool = False) -> None:
+    """Check that every file of a sharded checkpoint is unchanged. All ranks call it, and each reads some of the files.
+
+    Args:
+        path: the folder.
+        alone: only this rank calls it.
 
     Raises:
         ConfigError: one is damaged; the message names it.
     """
-    verify_checkpoint(os.path.join(path, STATE_FILE))
+    if alone:
+        return _verify(path, 0, 1)
+    mine = None
+    try:
+        _verify(path, comm.get_rank(), comm.get_world_size())
+    except ConfigError as error:
+        mine = error
+    for problem in filter(None, comm.all_gather(mine)):
+        raise problem
+
+
+def _verify(path: str, rank: int, ranks: int) -> None:
+    """Check this rank's part of the files: every ``ranks``-th one, and on rank 0 what they are."""
+    if rank == 0:
+        verify_checkpoint(os.path.join(path, STATE_FILE))
     try:
         with open(os.path.join(path, _CHECKSUMS), encoding="utf-8") as file:
             sums = dict(json.load(file))
         for name in sums:
             if os.path.basename(name) != name or not os.path.isfile(os.path.join(path, name)):
                 raise ValueError(f"there is no file {name!r}")
-        wrong = [name for name, crc in checksums(path, sums).items() if crc != sums[name]]
+        mine = sorted(sums)[rank::ranks]
+        wrong = [name for name, crc in checksums(path, mine).items() if crc != sums[name]]
     except Exception as error:  # damaged bytes can cause any error
         raise ConfigError(f"{path} is damaged: {first_line(error)}, in {_CHECKSUMS}") from error
     used = {info.relative_path for info in read_metadata(path).storage_data.values()} if not wrong else set()
@@ -233,13 +252,16 @@ def verify_folder(path: str) -> None:
         raise ConfigError(f"{path} is damaged: the checksum of {name} is wrong")
 
 
-def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bool] | None = None) -> Any:
-    """Verify and read a sharded checkpoint. All ranks call this together; the main process verifies.
+def read_folder(
+    path: str, like: Like | None = None, wanted: Callable[[Keys], bool] | None = None, verified: bool = False
+) -> Any:
+    """Verify and read a sharded checkpoint. All ranks call this together.
 
     Args:
         path: the folder.
         like: how tensors are sharded in this run; by default they are read whole, on the CPU.
         wanted: which sharded tensors to read, by their place; others become None. By default all.
+        verified: whether :func:`verify_folder` was called already.
 
     Returns:
         The state, as it was before :func:`split_shards`.
@@ -247,7 +269,8 @@ def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bo
     Raises:
         ConfigError: it is damaged.
     """
-    comm.on_main_process(lambda: verify_folder(path))
+    if not verified:
+        verify_folder(path)
     state = load_torch_file(os.path.join(path, STATE_FILE))
     tensors = read_tensors(path, wanted or (lambda keys: True), like)
 

@@ -77,7 +77,8 @@ class ShardedCheckpointer(Checkpointer):
         """Read a file or folder, with this rank's shards of sharded tensors."""
         like = like_model(self.model, self._optimizers())
         # Files are mapped, so that each rank reads only its shards.
-        return shard(read_checkpoint(f, mmap=mmap or not is_sharded_folder(f), like=like), like)
+        mmap = mmap or not is_sharded_folder(f)
+        return shard(read_checkpoint(f, mmap=mmap, like=like, verified=f == self._verified), like)
 
     def _optimizers(self) -> list[Any]:
         found = [getattr(obj, "optimizer", obj) for obj in self.checkpointables.values()]

@@ -85,7 +85,9 @@ def _is_distributed(path: str) -> bool:
     return os.path.isfile(os.path.join(path, ".metadata"))
 
 
-def read_checkpoint(path: str, *, mmap: bool = False, like: "Like | None" = None) -> dict[str, Any]:
+def read_checkpoint(
+    path: str, *, mmap: bool = False, like: "Like | None" = None, verified: bool = False
+) -> dict[str, Any]:
     """Read and verify a checkpoint or weights. No code in them runs.
 
     All loads use this function. It compares all checksums that there are, in files of ``torch.save`` and in sharded
@@ -100,6 +102,7 @@ def read_checkpoint(path: str, *, mmap: bool = False, like: "Like | None" = None
         mmap: map files into memory if the format allows it, so that only what is used is read. Sharded tensors other
             than weights are then not read; None is in their place.
         like: how tensors are sharded in this run; by default they are read whole.
+        verified: whether the checksums were compared already.
 
     Returns:
         ``{"model": {name: tensor}}``, tensors on the CPU, and the file's other content.
@@ -109,21 +112,21 @@ def read_checkpoint(path: str, *, mmap: bool = False, like: "Like | None" = None
     """
     path = find_checkpoint(path)
     try:
-        checkpoint = _read(path, mmap, like)
+        checkpoint = _read(path, mmap, like, verified)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or first_line(error)}") from error
     _check_names(path, checkpoint["model"])
     return checkpoint
 
 
-def _read(path: str, mmap: bool, like: "Like | None") -> dict[str, Any]:
+def _read(path: str, mmap: bool, like: "Like | None", verified: bool) -> dict[str, Any]:
     if not os.path.isdir(path):
-        return _read_shards(path, mmap) if path.endswith(".index.json") else _read_file(path, mmap)
+        return _read_shards(path, mmap) if path.endswith(".index.json") else _read_file(path, mmap, verified)
     from .sharded import is_sharded_folder, read_folder
 
     if not is_sharded_folder(path):
         return _read_distributed(path, like)
-    content = read_folder(path, like, is_place_of_weights if mmap else None)
+    content = read_folder(path, like, is_place_of_weights if mmap else None, verified)
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise ConfigError(f"{path} is not a checkpoint: it has no 'model'")
     return content
@@ -152,7 +155,7 @@ def check_weights(path: str, source: str = "auto") -> None:
 
         read_metadata(path)
         if is_sharded_folder(path) and comm.is_main_process():  # others have no checksums
-            verify_folder(path)
+            verify_folder(path, alone=True)
         return
     choose_weights(read_checkpoint(path, mmap=True), source, path)
 
@@ -219,10 +222,10 @@ def _find_averaged(checkpoint: Mapping[str, Any]) -> tuple[str, dict[str, Any], 
 # ---------------------------------------------------------------------------- one file
 
 
-def _read_file(path: str, mmap: bool) -> dict[str, Any]:
+def _read_file(path: str, mmap: bool, verified: bool = False) -> dict[str, Any]:
     if path.endswith(".safetensors"):
         return _read_safetensors(path)
-    if zipfile.is_zipfile(path):  # torch.save's old format has no checksums
+    if not verified and zipfile.is_zipfile(path):  # torch.save's old format has no checksums
         verify_checkpoint(path)
     content = load_torch_file(path, mmap=mmap)
     if not isinstance(content, dict):

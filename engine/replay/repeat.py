@@ -74,7 +74,7 @@ def replay(
     if os.path.exists(folder) and not (os.path.isdir(folder) and set(os.listdir(folder)) <= {_REPORT}):
         raise ConfigError(f"{folder}: has files that no replay has written; move them away, the report goes there")
     curves = comm.on_main_process(lambda: curves_of(run))
-    start = comm.on_main_process(lambda: find_checkpoint(run, iteration))
+    start = find_checkpoint(run, iteration)
     hooks = [*extra_hooks, StepRecorder(iteration)]
     report, own = replay_step(run, iteration, start, trainer=trainer, cfg=cfg, overrides=overrides, hooks=hooks)
     if comm.is_main_process():
@@ -188,10 +188,14 @@ def _quiet() -> Iterator[None]:
 
 
 def find_checkpoint(run: str, iteration: int) -> str:
-    """Return the path of a run's newest whole checkpoint before a step; empty if there is none."""
-    reader = Checkpointer(model=None, save_dir=run)  # type: ignore[arg-type]
-    paths = newest_first(reader.get_all_checkpoint_files())
-    return first_resumable((path for path in paths if 0 <= iteration_of(path) < iteration), {"trainer"})
+    """Return the path of a run's newest whole checkpoint before a step; empty if there is none. All ranks call it."""
+
+    def earlier() -> list[str]:
+        reader = Checkpointer(model=None, save_dir=run)  # type: ignore[arg-type]
+        paths = newest_first(reader.get_all_checkpoint_files())
+        return [path for path in paths if 0 <= iteration_of(path) < iteration]
+
+    return first_resumable(comm.on_main_process(earlier), {"trainer"})
 
 
 # ---------------------------------------------------------------------- compared with the run

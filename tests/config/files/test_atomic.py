@@ -122,11 +122,12 @@ def test_a_process_killed_while_replacing_a_folder_leaves_the_old_or_the_new_one
     assert not list(tmp_path.glob(".hookline-*"))
 
 
-def test_a_folder_is_restored_if_its_replacement_fails_and_never_displaced_if_it_is_no_checkpoint(tmp_path):
+def test_a_folder_is_restored_if_its_replacement_fails_and_kept_if_it_is_no_whole_checkpoint(tmp_path, log):
     make_folder(tmp_path / "run", "mine")
     with pytest.raises(OSError, match="disk full"), displaced(str(tmp_path / "run")):
         raise OSError("disk full")
     (tmp_path / "run" / "checksums.json").unlink()
-    with pytest.raises(ConfigError, match="not a checkpoint"), displaced(str(tmp_path / "run")):
+    with displaced(str(tmp_path / "run")):
         pass
-    assert (tmp_path / "run/content").read_text() == "mine"
+    assert (tmp_path / "run.old/content").read_text() == "mine"
+    assert "run.old" in log.text
