@@ -10,6 +10,7 @@ from typing import Any
 
 from .components import components, mixed_components, named_components
 from .duration import Duration
+from .errors import printable
 from .node import CfgNode as CN
 from .node import declare_defaults
 from .values import MISSING, Typed, one_of
@@ -346,7 +347,7 @@ def resolved(path: str) -> CN:
 def differences(old: CN, new: CN) -> str:
     """Return a line for each key that differs, as ``KEY: old → new``; empty if none does."""
     pairs = new.diff(old).items()
-    return "\n".join(f"{key}: {_text(before)} → {_text(after)}" for key, (before, after) in pairs)
+    return "\n".join(printable(f"{key}: {_text(before)} → {_text(after)}") for key, (before, after) in pairs)
 
 
 def _text(value: Any) -> str:

@@ -57,6 +57,14 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def error_text(error: BaseException) -> str:
+    """Return what a command prints for an error: its message and notes, without control characters from files."""
+    # That of a loader's worker has the worker's traceback before the message.
+    text = str(error).rpartition("MismatchError: ")[2].rstrip()
+    lines = "\n".join([f"error: {text}", *getattr(error, "__notes__", ())]).split("\n")
+    return "".join(f"{printable(line)}\n" for line in lines)
+
+
 def place_of(error: BaseException) -> str:
     """Return where an error was raised, such as ``" (nets.py:12)"``; empty if that is not in a file of the user."""
     trace = error.__traceback__

@@ -158,6 +158,8 @@ def load_layers(
         raise ConfigError(f"{name}: configs are YAML; a Python file is not executed")
     if _identity(name) in map(_identity, chain):
         raise ConfigError(f"{BASE_KEY} forms a circle: {' -> '.join((*chain, name))}")
+    if chain and os.path.exists(name) and not os.path.isfile(name):  # opening a FIFO would wait
+        raise ConfigError(f"{name}: is not a regular file ({BASE_KEY} of {chain[-1]})")
     try:
         with opener(name) as file:
             text = file.read(_MAX_BYTES + 1)

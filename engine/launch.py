@@ -18,7 +18,7 @@ import hookline
 
 from ..command_line import handling_signals
 from ..config import CfgNode, ConfigError
-from ..config.errors import printable
+from ..config.errors import error_text
 from ..hooks.control.interruption import EXIT_AGAIN, EXIT_INTERRUPTED
 from . import comm
 
@@ -183,7 +183,7 @@ def _join_torchrun(
         except ConfigError as error:
             first = Failure.first(store)
             if first is None or first.rank == rank:  # all ranks have the same message
-                print(_message(error), end="", file=sys.stderr)
+                print(error_text(error), end="", file=sys.stderr)
             raise SystemExit(error.exit_code) from None
 
     return run()
@@ -303,18 +303,11 @@ def config_errors_exit() -> Iterator[None]:
             yield
     except ConfigError as error:
         if not launched_by_torchrun() or os.environ["LOCAL_RANK"] == "0":  # other ranks have the same error
-            print(_message(error), end="", file=sys.stderr)
+            print(error_text(error), end="", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(EXIT_INTERRUPTED) from None
-
-
-def _message(error: ConfigError) -> str:
-    # That of a loader's worker has the worker's traceback before the message.
-    text = str(error).rpartition("MismatchError: ")[2].rstrip()
-    lines = "\n".join([text, *getattr(error, "__notes__", ())]).split("\n")
-    return "\n".join(["error: " + printable(lines[0]), *map(printable, lines[1:]), ""])
 
 
 def _start_again(number: int, frame: FrameType | None) -> NoReturn:

@@ -256,7 +256,9 @@ class WriteError(OSError):
         return cls(cause.errno, cause.strerror or str(cause) or type(cause).__name__, path)
 
     def __str__(self) -> str:
-        return (
-            f"cannot {self.verb} {self.filename}: {self.strerror}; make room there (CHECKPOINT.MAX_TO_KEEP keeps fewer "
-            "checkpoints), allow writing, or choose another folder (OUTPUT_DIR)"
-        )
+        advice = "choose another folder (OUTPUT_DIR)"
+        if self.errno in (errno.ENOSPC, errno.EDQUOT):
+            advice = f"make room there (CHECKPOINT.MAX_TO_KEEP keeps fewer checkpoints), or {advice}"
+        elif self.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            advice = f"allow writing there, or {advice}"
+        return f"cannot {self.verb} {self.filename}: {self.strerror}; {advice}"

@@ -10,6 +10,7 @@ loaded, with ``weights_only=True``, so no code in it runs.
 import logging
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -201,6 +202,7 @@ class Checkpointer(FvcoreCheckpointer):
         # For weights alone, other content of a large file stays on disk. A subclass may have fvcore's arguments.
         mapped = checkpointables == [] and "mmap" in signature(self._load_file).parameters
         checkpoint = self._load_file(local, mmap=True) if mapped else self._load_file(local)
+        self._verified = ""
         checkpoint["model"], self._weights_loaded = choose_weights(checkpoint, weights_from, path)
         if self.checkpointables and checkpointables != []:
             iterations(checkpoint, path)
@@ -241,15 +243,11 @@ class Checkpointer(FvcoreCheckpointer):
             The remaining content of the file.
         """
         self.wait()
-        self.resumed_from = ""
-        if resume:
-            self.resumed_from = find_named(self, resume) if isinstance(resume, str) else find_resumable(self)
+        find = partial(find_named, path=resume) if isinstance(resume, str) else find_resumable
+        self.resumed_from = find(self) if resume else ""
         if self.resumed_from:
-            self._verified = self.resumed_from if "://" not in self.resumed_from else ""
-            try:
-                return self.load(self.resumed_from, weights_from="model" if self.checkpointables else weights_from)
-            finally:
-                self._verified = ""
+            self._verified = self.resumed_from
+            return self.load(self.resumed_from, weights_from="model" if self.checkpointables else weights_from)
         return self.load(path, checkpointables=[], strict=strict, weights_from=weights_from)
 
     # ------------------------------------------------------------------ files

@@ -5,11 +5,12 @@ import inspect
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ import hookline
 from ...config import CfgNode, ConfigError, get_cfg, name_of, suggest
 from ...config.errors import first_line, printable
 from ...config.files.atomic import replace_file
-from ...runs.reading import check_output
+from ...runs.reading import WRITTEN_BY, check_output
 from ..checkpoint.matching import plain_name
 from ..checkpoint.weights import choose_weights, find_checkpoint, read_checkpoint
 from ..data import build_test_loader, build_train_loader
@@ -97,7 +98,8 @@ def export_weights(
 
     Args:
         source: see :func:`~hookline.engine.checkpoint.weights.find_checkpoint`.
-        output: the file; an existing one is replaced, but not the source or a file of a run.
+        output: the file, in a folder that is created if it is missing. An existing one is replaced if an export wrote
+            it.
         weights: which weights: see :func:`~hookline.engine.checkpoint.weights.choose_weights`.
         format: "safetensors", or "pth" for ``torch.save(model.state_dict())``; by default from the extension. A
             safetensors file stores shared weights once, with their other names in its metadata.
@@ -117,7 +119,9 @@ def export_weights(
     if format == "safetensors":
         _write_safetensors(state, output, metadata)
     else:
-        replace_file(output, lambda file: torch.save(state, file))
+        marked = OrderedDict(state)
+        marked.written_by = WRITTEN_BY  # type: ignore[attr-defined]
+        _replace(output, lambda file: torch.save(marked, file))
         metadata = {}
     return _exported(output, format, state, metadata)
 
@@ -131,7 +135,7 @@ def check_format(output: str, format: str, source: str, choices: tuple[str, ...]
     """Return the format of an output file, and check that it can be written.
 
     Raises:
-        ConfigError: the format is unknown or not given, there is no such folder, or see
+        ConfigError: the format is unknown or not given, or see
             :func:`~hookline.runs.reading.check_output`.
     """
     if not format:
@@ -144,11 +148,16 @@ def check_format(output: str, format: str, source: str, choices: tuple[str, ...]
             )
     if format not in choices:
         raise ConfigError(f"unknown format {format!r}, not one of {', '.join(choices)}{suggest(format, choices)}")
-    folder = os.path.dirname(output) or "."
-    if not os.path.isdir(folder):
-        raise ConfigError(f"{output}: there is no folder {folder}")
     check_output(output, source)
     return format
+
+
+def _replace(output: str, write: Callable[[IO[bytes]], Any]) -> None:
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{output}: its folder cannot be created: {error.strerror}") from error
+    replace_file(output, write)
 
 
 def origin(checkpoint: Mapping[str, Any]) -> dict[str, str]:
@@ -188,7 +197,7 @@ def _write_safetensors(state: Mapping[str, Any], output: str, metadata: dict[str
         storages.add(storage)
     # Not save_file(), which would replace the temporary file that is flushed to disk.
     content = save(tensors, metadata)
-    replace_file(output, lambda file: file.write(content))
+    _replace(output, lambda file: file.write(content))
 
 
 # ---------------------------------------------------------------------------- programs
@@ -203,7 +212,7 @@ def export_program(cfg: CfgNode, output: str | os.PathLike[str], format: str = "
 
     Args:
         cfg: the config of the run, with MODEL.WEIGHTS set.
-        output: the file, usually ``.pt2`` or ``.onnx``; an existing one is replaced.
+        output: the file, usually ``.pt2`` or ``.onnx``; see :func:`export_weights`.
         format: "torch-export" or "onnx".
 
     Raises:
@@ -230,7 +239,7 @@ def export_program(cfg: CfgNode, output: str | os.PathLike[str], format: str = "
         torch.export.save(program, buffer, extra_files={"hookline.json": json.dumps(metadata)})
         buffer.seek(0)
         _check_same(torch.export.load(buffer).module(), args, kwargs, outputs)
-    replace_file(output, lambda file: file.write(buffer.getbuffer()))
+    _replace(output, lambda file: file.write(buffer.getbuffer()))
     return _exported(output, format, model.state_dict(), metadata)
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ...config import ConfigError
 from ...config.files.atomic import check_regular, replace_text, shown_path
-from ...config.files.run_folder import claim, run_folder
+from ...config.files.run_folder import RECORDS, claim, run_folder
 from ...hooks.writers.files import back_up
 from .. import comm
 from .logger import close_logs, open_logs
@@ -30,21 +30,33 @@ class OutputDir:
     Args:
         path: the folder.
         kind: see :data:`RunKind`.
+        optional: whether the run also works if the folder is not writable: an evaluation.
 
     Raises (all methods):
         ConfigError: the folder cannot be used. Nothing in it has changed.
     """
 
-    def __init__(self, path: str, kind: RunKind) -> None:
+    def __init__(self, path: str, kind: RunKind, optional: bool = False) -> None:
         self._kind = kind
+        self._optional = optional
         self._last_checkpoint = b""
         self.folder = run_folder(path)
         self.path = self.folder.path
 
-    def check(self) -> None:
-        """Check that the run can use the folder, and undo a start that was killed."""
+    def check(self) -> bool:
+        """Check that the run can use the folder, and undo a start that was killed.
+
+        Returns:
+            Whether the run may write to the folder.
+        """
         if self._kind != "dry":
-            _check_writable(self.path)
+            try:
+                _check_writable(self.path)
+            except ConfigError as error:
+                if not self._optional:
+                    raise
+                logger.warning("%s. The evaluation writes no log", error)
+                return False
         self.folder.check_records()
         if self._kind == "train" or self.folder.needs_recovery:
             try:
@@ -54,6 +66,7 @@ class OutputDir:
         for name in _log_names():
             check_regular(os.path.join(self.path, name))
         self._last_checkpoint = self._read("last_checkpoint")
+        return True
 
     def create(self) -> None:
         """Create the folder if it is missing: programs open files in it before they train."""
@@ -67,7 +80,7 @@ class OutputDir:
 
         Args:
             resume: whether the run in the folder is resumed.
-            config: the text of ``config.yaml``; an existing file with another text is kept as ``config.yaml.old``.
+            config: the text of ``config.yaml``; an existing file that no run wrote is kept as ``config.yaml.old``.
                 Empty: the file is not written, since nothing will be trained.
             last: the checkpoint in the folder that is resumed, if that is not the one in ``last_checkpoint``.
         """
@@ -101,12 +114,13 @@ class OutputDir:
         open_logs(self.path, 0)
 
     def _write_config(self, text: str) -> None:
-        path = os.path.join(self.path, "config.yaml")
-        earlier = self._read("config.yaml", -1)
-        claim(path, keep=earlier == text.encode())
-        if os.path.lexists(path) and earlier != text.encode():
-            logger.info("config.yaml has changed; the earlier one is now %s", back_up(path, earlier))
+        path, record = os.path.join(self.path, "config.yaml"), os.path.join(RECORDS, "config.yaml")
+        earlier, known = self._read("config.yaml", -1), (text.encode(), self._read(record, -1))
+        claim(path, keep=earlier in known)
+        if os.path.lexists(path) and earlier not in known:
+            logger.info("config.yaml was edited; the earlier one is now %s", back_up(path, earlier))
         replace_text(path, text)
+        replace_text(os.path.join(self.path, record), text)
         logger.info("Full config: %s", shown_path(path))
 
     def _read(self, name: str, size: int = 10_000) -> bytes:

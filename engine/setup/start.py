@@ -88,7 +88,8 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     compared = {f"--{name.replace('_', '-')}": options[name] for name in ("resume", "eval_only", "predict")}
     check_same_config(cfg, {**compared, **lines})
     kind: RunKind = "dry" if options["dry_run"] else "inference" if inference else _training_kind(cfg)
-    start = RunStart(cfg, kind, options["resume"], text, given)
+    optional = options["eval_only"] and not options["predict"]
+    start = RunStart(cfg, kind, options["resume"], text, given, optional)
     start.args, start.unknown = args, unknown
     start.prepare(cfg)
     vars(given)[_START] = start
@@ -180,10 +181,17 @@ class RunStart:
         resume: whether the run in OUTPUT_DIR is resumed, or the path of a checkpoint that is; None if that is not known
             yet.
         text: the content of ``config.yaml``. Default: the config's.
+        optional: see :class:`OutputDir`.
     """
 
     def __init__(
-        self, cfg: CfgNode, kind: RunKind, resume: bool | str | None, text: str | None = None, given: Any = None
+        self,
+        cfg: CfgNode,
+        kind: RunKind,
+        resume: bool | str | None,
+        text: str | None = None,
+        given: Any = None,
+        optional: bool = False,
     ) -> None:
         self.given = weakref.ref(cfg if given is None else given)
         self.kind = kind
@@ -197,7 +205,8 @@ class RunStart:
         self.waits = False  # for the first step
         self._trains = True
         self._drew_seed = False  # without knowing whether the run is resumed
-        self._output = OutputDir(cfg.OUTPUT_DIR, kind)
+        self._output = OutputDir(cfg.OUTPUT_DIR, kind, optional)
+        self._writes = kind != "trial"
         self.path = self._output.path
         self._text = text or ""
 
@@ -218,8 +227,8 @@ class RunStart:
         rank = comm.get_rank()
         if comm.get_world_size() == 1:
             check_alone()
-        if self.kind != "trial":
-            comm.on_main_process(self._output.check)
+        if self._writes:
+            self._writes = comm.on_main_process(self._output.check)
         if self.kind != "dry" or self._resume:
             self._drew_seed = cfg.SEED < 0 and self._resume is None
             choose_seed(cfg, self._resume or False)
@@ -229,7 +238,7 @@ class RunStart:
         if rank == 0:
             set_console_level(cfg.LOG.LEVEL)
         if self.kind != "dry":
-            if self.kind != "trial":
+            if self._writes:
                 hold_logs(self.path)
                 if comm.is_main_process():
                     self._output.folder.before_first_claim = self._begin_on_main_process
@@ -251,7 +260,7 @@ class RunStart:
 
     def create_folder(self) -> None:
         """Create OUTPUT_DIR if the run will write to it. All ranks call it."""
-        if self.kind in ("train", "inference"):
+        if self.kind in ("train", "inference") and self._writes:
             comm.on_main_process(self._output.create)
 
     def take_saved_seed(self, resume: bool | str) -> int:
@@ -286,6 +295,8 @@ class RunStart:
         if resume is not None:
             self._resume = resume
         self._trains, self.waits = trains, False
+        if not self._writes:
+            return
         comm.on_main_process(self._begin_on_main_process)
         if not comm.is_main_process():
             open_logs(self.path, comm.get_rank())

@@ -1,6 +1,7 @@
 import pytest
 
 from hookline.config import ConfigError, UnknownKeyError, suggest
+from hookline.config.errors import error_text
 
 
 def test_an_unknown_key_prints_its_plain_message():
@@ -25,3 +26,9 @@ def test_the_nearest_name_is_suggested_if_one_is_similar(name, expected):
     candidates = ["width", "depth", "SOLVER", "SOLVER.BASE_LR", "SOLVER.GAMMA", "MODEL.NAME"]
     assert suggest(name, candidates) == f"; did you mean '{expected}'?"
     assert suggest("zebra", candidates) == suggest(name, []) == ""
+
+
+def test_a_command_prints_an_error_and_its_notes_without_control_characters():
+    error = ConfigError("\x1b[31mred\nsecond")
+    error.add_note("a note")
+    assert error_text(error) == "error: \\x1b[31mred\nsecond\na note\n"

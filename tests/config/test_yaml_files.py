@@ -41,6 +41,12 @@ def test_a_circle_of_bases_shows_the_chain(write):
         merged(path)
 
 
+def test_a_pipe_as_a_base_is_refused(write, tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        merged(write("_BASE_: pipe.yaml"))
+
+
 def test_a_missing_base_names_both_files(write):
     path = write("_BASE_: nope.yaml")
     with pytest.raises(ConfigError, match=r"nope\.yaml: .*a\.yaml"):

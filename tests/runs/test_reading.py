@@ -1,11 +1,13 @@
 """Reading the folders of runs."""
 
+import os
+
 import numpy as np
 import pytest
 from run_folders import make_run
 
 from hookline.config import ConfigError
-from hookline.runs import read_run, read_runs
+from hookline.runs import compare_runs, read_run, read_runs
 
 
 def test_the_curves_and_the_config_of_a_run(tmp_path):
@@ -65,3 +67,14 @@ def test_paths_without_a_run_and_damaged_configs_are_named(tmp_path, monkeypatch
     ):
         with pytest.raises(ConfigError, match=names):
             read_runs(paths)
+
+
+def test_a_pipe_is_refused_and_control_characters_of_files_do_not_reach_the_terminal(tmp_path):
+    rows, evil = [{"iteration": 0, "loss": 1.0, "a/\x1b[31m": 2.0}], {"\x1b[2J": "\x1b]0;"}
+    runs = read_runs([make_run(tmp_path / name, rows, {**evil, "A": name}) for name in ("one", "\x1b[32m")])
+    table = compare_runs(runs)
+    assert {"loss", "a/\\x1b[31m"} <= set(table.columns)
+    assert "\x1b" not in table.text() + table.csv()
+    os.mkfifo(tmp_path / "metrics.json")
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        read_runs([str(tmp_path)])

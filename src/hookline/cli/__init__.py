@@ -51,11 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return code
     except ValueError as error:
-        from hookline.config import ConfigError
+        from hookline.config.errors import ConfigError, error_text
 
         if not isinstance(error, ConfigError):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(error_text(error), end="", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -39,7 +39,8 @@ class Comparison:
     def csv(self) -> str:
         """Return the table as CSV, with full keys and all digits."""
         out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerows([self.columns, *self.rows])
+        rows = [[printable(cell) if isinstance(cell, str) else cell for cell in row] for row in self.rows]
+        csv.writer(out, lineterminator="\n").writerows([self.columns, *rows])
         return out.getvalue()
 
     def text(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ..config.errors import ConfigError
 from ..config.files.atomic import replace_file
-from .reading import Run, claim_files, select_metrics
+from .reading import WRITTEN_BY, Run, check_output, claim_files, select_metrics
 
 __all__ = ["NO_MATPLOTLIB", "write_curves"]
 
@@ -33,7 +33,8 @@ def write_curves(
         The file.
 
     Raises:
-        ConfigError: matplotlib is missing, or a pattern matches nothing. Nothing is written.
+        ConfigError: matplotlib is missing, a pattern matches nothing, or ``out`` is a file of somebody else's (see
+            :func:`~hookline.runs.reading.check_output`). Nothing is written.
     """
     charts: dict[str, list[str]] = {}
     for name in select_metrics(runs, metrics):
@@ -50,6 +51,8 @@ def write_curves(
     figure = Figure(figsize=(5 * columns, 3.2 * lines), layout="constrained")
     of_a_run = not out and len(runs) == 1
     path = out or (os.path.join(runs[0].path, "curves.png") if of_a_run else "curves.png")
+    if not of_a_run:
+        check_output(path)
     kind = os.path.splitext(path)[1][1:].lower()
     for number, (title, names) in enumerate(charts.items(), 1):
         title = names[0] if len(names) == 1 else title
@@ -66,8 +69,9 @@ def write_curves(
             place.legend(fontsize=8)
     if of_a_run:
         claim_files(runs[0].path, ["curves.png"])
+    metadata = {"Software" if kind == "png" else "Creator": WRITTEN_BY} if kind in ("png", "svg", "pdf") else None
     try:
-        replace_file(path, lambda file: figure.savefig(file, format=kind, dpi=110))
+        replace_file(path, lambda file: figure.savefig(file, format=kind, dpi=110, metadata=metadata))
     except (OSError, ValueError) as error:  # matplotlib does not know the ending
         raise ConfigError(f"{path} cannot be written (name a .png, .svg or .pdf): {error}") from error
     return path

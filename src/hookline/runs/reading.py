@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ..config.errors import ConfigError, suggest, suggest_file
+from ..config.errors import ConfigError, printable, suggest, suggest_file
 from ..config.files.run_folder import RECORDS, run_folder
 from ..config.node import CfgNode
 from ..config.yaml_files import load_text
 
 __all__ = [
+    "WRITTEN_BY",
     "Curve",
     "Run",
     "check_output",
@@ -36,6 +37,10 @@ _MEASURED = {  # those that hookline puts: a project's own "time_to_event" or "a
     *("mfu", "eval_time", "eval_samples_per_s", "rss_mem", "max_mem", "reserved_mem", "eta_seconds"),
     "slowest_rank",
 }
+# What the files of ``hookline plot`` and ``hookline export`` hold near their start or end.
+WRITTEN_BY = "written by hookline"
+_MARKS = (WRITTEN_BY.encode(), b'"hookline":"', b"hookline.json", b"\n\x08hookline\x12")
+_SEARCHED = 1 << 24
 _DEPTH = 3  # folders below the given one in which runs are looked for
 
 
@@ -47,7 +52,8 @@ def check_output(path: str, source: str = "") -> None:
         source: what the command reads; may be missing.
 
     Raises:
-        ConfigError: the file is the source, a folder, or a file that a run needs for its resume.
+        ConfigError: the file is the source, a folder, a file that a run needs for its resume, or one that exists and
+            that no command of hookline wrote.
     """
     if os.path.isdir(path):
         raise ConfigError(f"{path} is a folder; give the name of a file")
@@ -57,6 +63,19 @@ def check_output(path: str, source: str = "") -> None:
     marks = (os.path.join(folder, mark) for mark in ("config.yaml", "last_checkpoint"))
     if _KEPT.fullmatch(name) and any(map(os.path.isfile, marks)):
         raise ConfigError(f"{path}: is a file of the run in {folder}, which needs it; give the output another name")
+    if os.path.lexists(path) and not _is_output(path):
+        raise ConfigError(f"{path}: exists, and is no output of hookline; give another name, or remove it")
+
+
+def _is_output(path: str) -> bool:
+    """Whether a file is empty, or one that :func:`check_output` has allowed before: its metadata say so."""
+    if not os.path.isfile(path):  # /dev/null
+        return False
+    with open(path, "rb") as file:
+        start = file.read(_SEARCHED)
+        file.seek(max(0, os.path.getsize(path) - _SEARCHED))
+        end = file.read()
+    return not start or any(mark in part for mark in _MARKS for part in (start, end))
 
 
 def claim_files(path: str, names: Iterable[str]) -> None:
@@ -137,7 +156,7 @@ def read_run(path: str, name: str | None = None) -> Run:
         config = _read_config(os.path.join(path, "config.yaml"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    return Run(path, name or os.path.basename(os.path.abspath(path)), curves, config)
+    return Run(path, printable(name or os.path.basename(os.path.abspath(path))), curves, config)
 
 
 def is_measured(name: str) -> bool:
@@ -209,6 +228,8 @@ def _read_metrics(path: str) -> dict[str, Curve]:
     A file of detectron2 has an iteration twice after a resume: the later value counts.
     """
     points: dict[str, dict[int, float]] = {}
+    if os.path.exists(path) and not os.path.isfile(path):  # opening a FIFO would wait
+        raise ConfigError(f"{path}: is not a regular file")
     with open(path, "rb") as file:
         for line_number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
@@ -223,7 +244,9 @@ def _read_metrics(path: str) -> dict[str, Curve]:
                 for name, value in row.items():
                     if value is None or type(value) in (int, float):
                         number = math.nan if value is None else float(value)
-                        points.setdefault(name, {})[iteration] = number if math.isfinite(number) else math.nan
+                        points.setdefault(printable(name), {})[iteration] = (
+                            number if math.isfinite(number) else math.nan
+                        )
             except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
                 raise ConfigError(
                     f"{path}: line {line_number} is damaged: {line[:60]!r} is not a row of metrics, such as "
@@ -236,4 +259,5 @@ def _read_config(path: str) -> dict[str, Any]:
     if not os.path.isfile(path):
         return {}
     with open(path, encoding="utf-8", errors="replace") as file:
-        return CfgNode(load_text(file.read(), path)).flatten()
+        config = CfgNode(load_text(file.read(), path)).flatten()
+    return {printable(key): value for key, value in config.items()}

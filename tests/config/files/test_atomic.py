@@ -1,9 +1,11 @@
+import errno
 import os
 
 import pytest
 
 from hookline.config import ConfigError
 from hookline.config.files.atomic import (
+    WriteError,
     check_regular,
     displaced,
     put_back,
@@ -131,3 +133,13 @@ def test_a_folder_is_restored_if_its_replacement_fails_and_kept_if_it_is_no_whol
         pass
     assert (tmp_path / "run.old/content").read_text() == "mine"
     assert "run.old" in log.text
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [("ENOSPC", "make room there"), ("EACCES", "allow writing there"), ("EIO", "error; choose another")],
+)
+def test_the_advice_of_a_failed_write_is_that_of_its_cause(number, advice):
+    code = getattr(errno, number)
+    assert advice in (message := str(WriteError.of("x", OSError(code, os.strerror(code)))))
+    assert ("make room" in message) == (number == "ENOSPC")

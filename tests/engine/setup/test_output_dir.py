@@ -45,6 +45,10 @@ def test_an_edited_config_is_kept_at_a_resume_and_an_equal_one_is_not_renamed(qu
     train(quick(*QUIET, "SOLVER.MAX_ITER", 4), resume=True)
     assert (folder / "config.yaml.old").read_text() == edited
     assert "# mine" not in path.read_text()
+    for length in (5, 6, 7):  # nothing of a user's is lost
+        train(quick(*QUIET, "SOLVER.MAX_ITER", length), resume=True)
+    assert "MAX_ITER: 7" in path.read_text()
+    assert len(list(folder.glob("config.yaml.old*"))) == 1
 
 
 # ---------------------------------------------------------------------------- earlier runs
@@ -104,10 +108,16 @@ def test_a_folder_is_locked_while_a_run_trains_there_and_an_evaluation_appends_t
     run()
 
 
-@pytest.mark.parametrize("eval_only", [False, True])
-def test_an_output_folder_without_write_permission_is_an_error(make, folder, monkeypatch, eval_only):
+@pytest.mark.parametrize("option", [None, "predict", "eval_only"])
+def test_an_output_folder_without_write_permission_is_an_error_and_for_an_evaluation_a_warning(
+    make, folder, monkeypatch, log, option
+):
     folder.mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # as on a read-only file system
-    with pytest.raises(ConfigError, match=r"OUTPUT_DIR: .* is not writable"):
-        default_setup(make(), arguments(eval_only=eval_only))
-    assert not (folder / ".hookline").exists()
+    if option == "eval_only":
+        set_up(make(), arguments(eval_only=True))
+        assert "is not writable" in log.text
+    else:
+        with pytest.raises(ConfigError, match=r"OUTPUT_DIR: .* is not writable"):
+            default_setup(make(), arguments(**{option: True} if option else {}))
+    assert os.listdir(folder) == []
