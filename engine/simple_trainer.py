@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..config.errors import loading
-from ..hooks.common import capture_rng, optimizers_of, refuse_closure, restore_rng, sized
+from ..hooks.common import capture_rng, optimizers_of, refuse_closure, restore_rng, set_optimizer_mode, sized
 from ..hooks.event_storage import EventStorage, get_event_storage
 from . import comm
 from .checkpoint import unwrap_model
@@ -474,6 +474,7 @@ class SimpleTrainer(TrainerBase):
             self.optimizer.zero_grad()
         if not (self.model.training and unwrap_model(self.model).training):  # else submodules may be in eval mode
             self.model.train()
+        set_optimizer_mode(self.optimizer, training=True)
         return super()._prepare(*args)
 
     def _gather_state(self) -> None:
@@ -481,6 +482,7 @@ class SimpleTrainer(TrainerBase):
         self._rng_of_ranks = self.finished_iter, comm.all_gather(capture_rng())
 
     def _end_run(self) -> None:
+        set_optimizer_mode(self.optimizer, training=False)
         # A resumed run without a step: an evaluation at its end must draw the numbers that the killed run's drew.
         if self._error is None:
             self._restore_rng()

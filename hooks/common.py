@@ -265,6 +265,34 @@ def optimizers_of(optimizer: Any) -> list[Any]:
     return optimizers
 
 
+def set_optimizer_mode(optimizer: Any, training: bool) -> list[Any]:
+    """Call ``train()`` or ``eval()`` of optimizers that have both, as schedule-free ones, unless it was the last call.
+
+    Returns:
+        Those whose mode has changed. Before the first call they are in eval mode.
+    """
+    changed = []
+    for one in optimizers_of(optimizer):
+        switch = getattr(one, "train" if training else "eval", None)
+        if callable(switch) and hasattr(one, "eval") and vars(one).get("in_train_mode", False) != training:
+            switch()
+            one.in_train_mode = training
+            changed.append(one)
+    return changed
+
+
+@contextmanager
+def optimizer_in_eval_mode(*optimizers: Any) -> Iterator[None]:
+    """Evaluate or save with the weights that optimizers have for it; at the end they are back in train mode, if they
+    were. All ranks must enter it at the same step: changing to and fro rounds the weights."""
+    changed = [one for optimizer in optimizers for one in set_optimizer_mode(optimizer, False)]
+    try:
+        yield
+    finally:
+        for one in changed:
+            set_optimizer_mode(one, True)
+
+
 def refuse_closure(kind: Any, key: str = "") -> None:
     """Raise an error if the ``step`` of an optimizer's class needs a closure, as that of torch's LBFGS.
 

@@ -8,6 +8,7 @@ from typing import Any
 from ..config import ConfigError, Duration
 from ..config.registry import locate
 from .base import HOOK_REGISTRY, Every, HookBase, Period
+from .common import optimizer_in_eval_mode
 from .history_buffer import combine, median
 
 __all__ = ["EvalHook", "Monitor", "flatten_names", "names_function"]
@@ -63,11 +64,12 @@ class EvalHook(HookBase):
         trainer = self.trainer
         self._evaluated_at = trainer.iter
         start = time.perf_counter()
-        try:
-            trainer.emit("before_eval")
-            results = self._func()
-        finally:
-            trainer.emit("on_eval_end")
+        with optimizer_in_eval_mode(getattr(trainer, "optimizer", None)):
+            try:
+                trainer.emit("before_eval")
+                results = self._func()
+            finally:
+                trainer.emit("on_eval_end")
         if trainer.ranks_in_sync:  # hooks make decisions from the results
             results = trainer.comm.broadcast_object(results)
         if results is None:

@@ -20,7 +20,7 @@ from iopath.common.file_io import g_pathmgr
 from torch import nn
 
 from ...config.errors import ConfigError, loading
-from ...hooks.common import unwrap_model
+from ...hooks.common import optimizer_in_eval_mode, unwrap_model
 from .. import comm
 from .candidates import find_named, find_resumable, iterations
 from .files import CheckpointError, CheckpointFolder, OnError, OnSaved, Saver, read_tag, write_checkpoint
@@ -106,6 +106,16 @@ class Checkpointer(FvcoreCheckpointer):
             CheckpointError: the file, or that of an earlier asynchronous save, cannot be written. Files on disk are
                 unchanged.
         """
+        with optimizer_in_eval_mode(*self._optimizers()):
+            self._save(name, tag_last, outdated, then, kwargs)
+
+    def _optimizers(self) -> list[Any]:
+        found = [getattr(obj, "optimizer", obj) for obj in self.checkpointables.values()]
+        return [one for one in found if hasattr(one, "param_groups")]
+
+    def _save(
+        self, name: str, tag_last: bool, outdated: Iterable[str], then: OnSaved | None, kwargs: dict[str, Any]
+    ) -> None:
         if not self.save_dir or not (self.save_to_disk or self.needs_all_ranks):
             if then is not None:
                 then(None)

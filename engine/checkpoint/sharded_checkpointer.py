@@ -80,10 +80,6 @@ class ShardedCheckpointer(Checkpointer):
         mmap = mmap or not is_sharded_folder(f)
         return shard(read_checkpoint(f, mmap=mmap, like=like, verified=f == self._verified), like)
 
-    def _optimizers(self) -> list[Any]:
-        found = [getattr(obj, "optimizer", obj) for obj in self.checkpointables.values()]
-        return [one for one in found if hasattr(one, "param_groups")]
-
 
 def like_model(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = ()) -> Like:
     """Return how the tensors of a run's state are sharded: weights, averaged weights and optimizer state.

@@ -216,9 +216,10 @@ def predictions(
         return batch, predict(model, batch)
 
     try:
-        for outputs in outputs_of(model, data_loader, pair if with_batches else predict, trainer.device):
-            batches += 1
-            yield outputs
+        with optimizer_in_eval_mode(trainer.optimizer):
+            for outputs in outputs_of(model, data_loader, pair if with_batches else predict, trainer.device):
+                batches += 1
+                yield outputs
     finally:
         with scratch_storage(trainer.iter):
             trainer.emit("on_predict_end")

@@ -11,7 +11,7 @@ from torch import nn
 
 from ...config import CfgNode, ConfigError, name_of
 from ...config.values import ObjectName
-from ...hooks.common import gpus_of, preserve_rng, unwrap_model
+from ...hooks.common import gpus_of, optimizer_in_eval_mode, preserve_rng, unwrap_model
 from ...hooks.evaluation import flatten_names as flatten_results_dict
 from .. import comm
 from ..data.build import check_same_length
@@ -86,7 +86,7 @@ def evaluate(trainer: Any, max_batches: int | None = None) -> Mapping[str, Any]:
         model = unwrap_model(trainer.model)
         with trial(trainer.cfg, max_batches, gpus_of(trainer.model)) as cfg, trainer.strategy.checking(model):
             return results_of(trainer, cfg)
-    with scratch_storage(trainer.iter):
+    with scratch_storage(trainer.iter), optimizer_in_eval_mode(trainer.optimizer):
         try:
             trainer.emit("before_eval")
             results: Mapping[str, Any] = trainer._test()
@@ -102,7 +102,7 @@ def results_of(trainer: Any, cfg: CfgNode) -> Mapping[str, Any]:
         return {}
     trainer._move_modules()
     trainer.strategy.before_evaluation(trainer.model)
-    with own_loss(trainer, cfg) as cfg:
+    with optimizer_in_eval_mode(trainer.optimizer), own_loss(trainer, cfg) as cfg:
         # Without the wrapper: its collectives would hang, since ranks may have different numbers of batches.
         results: Mapping[str, Any] = trainer.test(cfg, unwrap_model(trainer.model))
     return comm.broadcast_object(results)  # a subclass's test() may return results on rank 0 only

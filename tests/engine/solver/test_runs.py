@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from hookline.engine import DefaultTrainer
 from hookline.engine.export.inspection import inspect_checkpoint
+from hookline.hooks import CallbackHook
 
 
 class Pair(nn.Module):
@@ -91,3 +92,50 @@ def test_a_stopped_and_resumed_run_equals_a_whole_one(case, cls, tmp_path):
         assert {name for name in latest if name.startswith("lr")} == {"lr/head"}
     if case == "turns":
         assert inspect_checkpoint(str(tmp_path / "whole" / "model_final.pth"))["optimizer"]["tensors"] > 0
+
+
+class ScheduleFree(torch.optim.SGD):
+    """Trains with weights that are not those to evaluate: these are a fourth of them."""
+
+    def step(self, closure=None):
+        assert self.param_groups[0].get("train_mode", False)
+        super().step(closure)
+
+    def train(self):
+        self._change(True, 4.0)
+
+    def eval(self):
+        self._change(False, 0.25)
+
+    @torch.no_grad()
+    def _change(self, training, factor):
+        for group in self.param_groups:
+            if group.get("train_mode", False) != training:
+                group["train_mode"] = training
+                for parameter in group["params"]:
+                    parameter.mul_(factor)
+
+
+def test_an_optimizer_with_train_and_eval_methods_is_in_eval_mode_for_evaluations_saves_and_after_the_run(tmp_path):
+    keys = [
+        *("SOLVER.OPTIMIZER.NAME", f"{__name__}:ScheduleFree", "SOLVER.CHECKPOINT_PERIOD", 4, "TEST.EVAL_PERIOD", 4),
+        *("DATASETS.TEST", [{"NAME": "synthetic", "ARGS": {"size": 20, "shape": [4], "num_classes": 3}}]),
+        *("TEST.METRICS", ["Loss"]),
+    ]
+    CASES["schedule-free"] = keys
+    trainer, norms = make(tmp_path, "schedule-free"), {}
+
+    def norm(trainer):
+        return sum(parameter.detach().norm().item() for parameter in trainer.model.parameters())
+
+    trainer.register_hooks([CallbackHook(before_step=lambda t: norms.update({t.iter: norm(t)}))])
+    trainer.register_hooks([CallbackHook(before_eval_step=lambda t, batch: norms.update({f"eval {t.iter}": norm(t)}))])
+    metrics = trainer.train().metrics
+    assert norms["eval 7"] == pytest.approx(norms[8] / 4)
+    assert norm(trainer) < norms[17] / 3
+    assert trainer.evaluate()["synthetic"]["loss"] == metrics["synthetic/loss"]
+    saved = torch.load(tmp_path / "model_final.pth")["model"]
+    assert all(torch.equal(saved[name], value) for name, value in trainer.model.state_dict().items())
+    trainer.max_iter += 2
+    trainer.train()
+    assert norm(trainer) < norms[19] / 3
