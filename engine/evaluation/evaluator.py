@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...hooks.common import has_shards, sized, unwrap_model
+from ...hooks.common import has_shards, optimizer_in_eval_mode, sized, unwrap_model
 from ...hooks.event_storage import EventStorage, has_event_storage
 from .. import comm
 from ..data.loader import move_to_device, whole_pass
