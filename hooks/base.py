@@ -1,5 +1,6 @@
 """``HookBase``: the events of a run, and what a hook may use of the trainer. ``Every``: periods of hooks."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -298,6 +299,17 @@ class Every:
             return False
         self._last = now
         return True
+
+    def left(self, trainer: Any, at_end: bool) -> int:
+        """Return how many periods end after the current step, with ``at_end`` also by the end of the run. Periods in
+        time are not counted."""
+        period, done, length = self.period, trainer.iter + 1, trainer.iters_per_epoch
+        if not done < trainer.max_iter < math.inf:
+            return 0
+        if not period or period.unit == "s" or (period.unit == "ep" and not length):
+            return int(at_end)
+        steps = period.value * (length if period.unit == "ep" else 1)
+        return (math.ceil if at_end else math.floor)(trainer.max_iter / steps) - int(done // steps)
 
     def _epochs_ended(self, trainer: Any, epochs: float) -> bool:
         if epochs == int(epochs) and trainer.iters_per_epoch:

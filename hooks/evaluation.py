@@ -72,6 +72,8 @@ class EvalHook(HookBase):
                 trainer.emit("on_eval_end")
         if trainer.ranks_in_sync:  # hooks make decisions from the results
             results = trainer.comm.broadcast_object(results)
+        seconds = time.perf_counter() - start
+        trainer.storage.evaluations_left[id(self)] = seconds * self._every.left(trainer, self._eval_after_train)
         if results is None:
             results = {}
         if not isinstance(results, Mapping):
@@ -87,7 +89,7 @@ class EvalHook(HookBase):
         if metrics:
             line = "  ".join(f"{name}: {value:.5g}" for name, value in metrics.items())
             place = "table" if self._main else ""
-            logger.info("Evaluation:  %s  (%.2g s)", line, time.perf_counter() - start, extra={"shown_in": place})
+            logger.info("Evaluation:  %s  (%.2g s)", line, seconds, extra={"shown_in": place})
         if self._main:
             trainer.emit("after_eval", results)
 

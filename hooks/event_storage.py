@@ -58,6 +58,7 @@ class EventStorage(MediaStorage):
         self.over_ranks: dict[str, str] = {}
         self.shared_until = self.iter - 1  # the last iteration whose values are combined over ranks
         self.evaluated: set[str] = set()  # names of metrics that are results of evaluations
+        self.evaluations_left: dict[Any, float] = {}  # seconds of all further evaluations, by EvalHook
         self.on_bar: set[str] = set()  # names of metrics that a progress bar shows first
         self.loaded = 0  # the number of the last value that load_state_dict() loaded; see rows()
 

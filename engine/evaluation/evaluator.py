@@ -1,5 +1,6 @@
 """Run a model over a data set and evaluate its outputs."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice, repeat
@@ -10,6 +11,7 @@ from torch import nn
 
 from ...hooks.common import has_shards, optimizer_in_eval_mode, sized, unwrap_model
 from ...hooks.event_storage import EventStorage, has_event_storage
+from ...hooks.writers.bars import with_progress
 from .. import comm
 from ..data.loader import move_to_device, whole_pass
 
@@ -25,6 +27,9 @@ __all__ = [
     "predictions",
     "scratch_storage",
 ]
+
+
+logger = logging.getLogger(__name__)
 
 
 class DatasetEvaluator:
@@ -95,6 +100,8 @@ def inference_on_dataset(
     *,
     predict: Callable[[Any, Any], Any] | None = None,
     device: torch.device | str | None = None,
+    name: str = "",
+    progress_bar: bool = True,
 ) -> dict[str, Any]:
     """Run a model over all batches of a loader and evaluate its predictions.
 
@@ -108,9 +115,11 @@ def inference_on_dataset(
             each batch), "on_end".
         predict: ``predict(model, batch)``. Default: ``model(batch)``.
         device: device for the batches. Default: that of the model's first parameter.
+        name: of the data set, for messages. If it is given, all ranks call this function.
+        progress_bar: show a bar in a terminal or a notebook; otherwise a log line every ten seconds.
 
     Returns:
-        The evaluator's results; empty if there are none.
+        The evaluator's results; empty, with a warning, if there are no batches.
     """
     if evaluator is None or not isinstance(evaluator, DatasetEvaluator):
         evaluator = DatasetEvaluators(evaluator or [])
@@ -120,11 +129,15 @@ def inference_on_dataset(
 
     emit, max_batches = _CONTEXTS[-1] if _CONTEXTS else (_nothing, None)
     evaluator.reset()
+    ran = False
     # Not inference_mode: tensors that outlive it (a metric's sums, a module's cache) could not be used in training.
     with inference_context(model), torch.no_grad():
         call["on_start"]()
-        own = islice(whole_pass(data_loader), max_batches)
+        own: Iterable[Any] = islice(whole_pass(data_loader), max_batches)
+        if comm.is_main_process():
+            own = with_progress(own, _number_of_batches(data_loader, max_batches), f"Evaluating {name}", progress_bar)
         for (batch, number), counts in counted(model, own):
+            ran = True
             if device is not None:
                 batch = move_to_device(batch, device)
             if not counts:  # another rank needs this rank's parameters, or counts this batch
@@ -138,9 +151,20 @@ def inference_on_dataset(
                 evaluator.process(batch, outputs)
                 emit("after_eval_step", batch, outputs)
         call["on_end"]()
+    if not (any(comm.all_gather(ran)) if name else ran or comm.get_world_size() > 1):
+        logger.warning("%s has no samples: it has no results", name or "The test data")
+        return {}
     if max_batches is not None and not evaluator.works_on_parts:
         return {}
     return evaluator.evaluate() or {}
+
+
+def _number_of_batches(data_loader: Any, most: int | None) -> int | None:
+    try:
+        number = len(data_loader)
+    except (AttributeError, NotImplementedError, TypeError):  # unknown
+        return most
+    return number if most is None else min(number, most)
 
 
 @contextmanager

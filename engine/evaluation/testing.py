@@ -65,10 +65,16 @@ def evaluate_test_sets(
             logger.warning("%s is not evaluated: build_evaluator() raises NotImplementedError", name)
             continue
         found = inference_on_dataset(
-            model, loader, evaluator, predict=predictor(adapter, evaluator, cfg.TEST.GENERATE), device=device
+            model,
+            loader,
+            evaluator,
+            predict=predictor(adapter, evaluator, cfg.TEST.GENERATE),
+            device=device,
+            name=name,
+            progress_bar=cfg.LOG.PROGRESS_BAR,
         )
         found = comm.broadcast_object(found)  # an evaluator may return results on rank 0 only
-        if set(found) == {name}:
+        if set(found) <= {name}:
             results.update(found)
         elif len(names) == 1:
             results = dict(found)

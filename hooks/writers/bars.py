@@ -1,10 +1,11 @@
 """What a terminal or a notebook shows of a run under way: a progress bar, and a plot of the metrics."""
 
 import io
+import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from html import escape
@@ -17,12 +18,16 @@ from ..control.interruption import in_notebook
 from ..evaluation import flatten_names
 from .base import PERFORMANCE, format_number, metrics_to_show
 
-__all__ = ["LivePlot", "ProgressBar", "above_bar", "bar_is_shown", "is_shown"]
+__all__ = ["LivePlot", "ProgressBar", "above_bar", "bar_is_shown", "is_shown", "with_progress"]
 
 _BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}"
 _CELLS = 6  # of the bar, at least
 _INTERVAL = 0.25  # seconds between two drawings of the bar, at least
 _PLOT_INTERVAL = 2.0  # and of the plot, which takes 0.1 s
+_DELAY = 1.0  # seconds until an evaluation shows its bar
+_LINE_INTERVAL = 10.0  # seconds between two log lines of a long evaluation
+
+logger = logging.getLogger(__name__)
 
 
 @HOOK_REGISTRY.register()
@@ -134,7 +139,11 @@ class ProgressBar(HookBase):
         from tqdm.utils import disp_len
 
         write = partial(type(self._bar).format_meter, **values)
-        left, rate = write(bar_format="{remaining} left\n{rate_fmt}").split("\n")
+        left, rate = write(bar_format="{remaining}\n{rate_fmt}").split("\n")
+        if step := self._metrics.get("time"):  # tqdm's counts no evaluations, or takes one for slow steps
+            seconds = step * (values["total"] - values["n"]) + sum(self.trainer.storage.evaluations_left.values())
+            left = self._bar.format_interval(seconds)
+        left += " left"
         fields, head = [left, *self._first, rate, *self._others], "{desc}" + bar_format
         separator = ", "
         if in_notebook():  # tqdm makes spaces that do not break, so the comma has a break of zero width
@@ -162,9 +171,44 @@ class ProgressBar(HookBase):
             ProgressBar._shown = self._bar = None
 
 
+def with_progress(batches: Iterable[Any], total: int | None, name: str, bar: bool = True) -> Iterator[Any]:
+    """Yield batches, and show how many are done if that takes longer than a second: a bar in a terminal or a notebook,
+    otherwise a log line every ten seconds.
+
+    Args:
+        batches: the batches.
+        total: their number; None if it is not known.
+        name: what is done with them.
+        bar: whether to show a bar at all.
+    """
+    global _of_batches
+    if bar and (in_notebook() or _is_terminal()):
+        from tqdm.auto import tqdm
+
+        options = {"dynamic_ncols": True, "mininterval": _INTERVAL, "miniters": 1, "delay": _DELAY}
+        _of_batches = tqdm(batches, name, total, leave=False, file=sys.stdout, **options)
+        try:
+            yield from _of_batches
+        finally:
+            _of_batches.close()
+            _of_batches = None
+        return
+    began = last = time.monotonic()
+    for number, batch in enumerate(batches, start=1):
+        yield batch
+        if (now := time.monotonic()) - last >= _LINE_INTERVAL:
+            last, length, left = now, "", ""
+            if total is not None:
+                length, left = f"/{total}", f", {(now - began) / number * (total - number):.0f} s left"
+            logger.info("%s: %d%s batches%s", name, number, length, left)
+
+
+_of_batches: Any = None  # the bar of with_progress()
+
+
 def above_bar() -> AbstractContextManager[None]:
     """Return a context in which lines that are written to ``sys.stdout`` appear above the bar, if there is one."""
-    bar: Any = ProgressBar._shown._bar if ProgressBar._shown else None
+    bar: Any = ProgressBar._shown._bar if ProgressBar._shown else _of_batches
     # No lock: a forked process may log while its parent draws.
     return nullcontext() if bar is None else bar.external_write_mode(file=bar.fp, nolock=True)
 

@@ -304,7 +304,8 @@ class CommonMetricPrinter(EventWriter):
         self.logger.info("  ".join(parts), extra={"shown_in": "bar"})
 
     def _get_eta(self, storage: EventStorage) -> str:
-        """Return the time left, from the median step time or, without one, from the time since the last line.
+        """Return the time left, from the median step time or, without one, from the time since the last line; and from
+        the time of the last evaluation.
 
         Empty if it is not known. Printers of detectron2's projects call this method.
         """
@@ -313,12 +314,12 @@ class CommonMetricPrinter(EventWriter):
         metrics = storage.latest_with_smoothing_hint(self._window_size)
         # After a stopped run's last step storage.iter is one more than the iteration that the row is of.
         iteration = metrics["time"][1] if "time" in metrics else storage.iter
-        left = max(self._max_iter - iteration - 1, 0)
+        left, others = max(self._max_iter - iteration - 1, 0), sum(storage.evaluations_left.values())
         if "time" in metrics:
             step = metrics["time"][0]
-            storage.put_scalar("eta_seconds", step * left, smoothing_hint=False, cur_iter=iteration)
+            storage.put_scalar("eta_seconds", step * left + others, smoothing_hint=False, cur_iter=iteration)
         elif self._last_write is not None and storage.iter > self._last_write[0]:
             step = (time.perf_counter() - self._last_write[1]) / (storage.iter - self._last_write[0])
         else:
             return ""
-        return str(datetime.timedelta(seconds=min(int(step * left), _LONGEST_ETA)))
+        return str(datetime.timedelta(seconds=min(int(step * left + others), _LONGEST_ETA)))

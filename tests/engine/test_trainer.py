@@ -532,3 +532,15 @@ def test_the_mode_of_reduce_lr_on_plateau_is_that_of_its_own_metric(make):
     options = {"config": {"SOLVER.LR_SCHEDULER_METRIC": "test/accuracy"}, "lr_scheduler": ReduceLROnPlateau}
     trainer = make(test=points(seed=1), metrics=["Accuracy"], eval_period=1, lr=0.5, **options)
     assert trainer.scheduler.mode == "max"
+
+
+@pytest.mark.parametrize("empty", [(X[:0], Y[:0]), DataLoader([], batch_size=2)])
+def test_a_test_set_without_samples_has_no_results_and_a_warning(make, log, empty):
+    def of_all(predictions, targets):
+        return len(predictions)
+
+    trainer = make(test={"some": points(seed=1), "none": empty}, metrics=["Loss", of_all], eval_period=3)
+    result = trainer.train()
+    assert (result.reason, result.metrics["some/of_all"]) == ("completed", 24)
+    assert not any(name.startswith("none") for name in result.metrics)
+    assert "none has no samples: it has no results" in log.text

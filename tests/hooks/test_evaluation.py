@@ -8,6 +8,14 @@ from metric_runs import Losses, at
 from hookline.hooks import CallbackHook, EvalHook, StopTraining
 
 
+class Measured(EvalHook):
+    """Counts the evaluations that it expects after each one."""
+
+    def _do_eval(self):
+        super()._do_eval()
+        self.expected.append(self._every.left(self.trainer, self._eval_after_train))
+
+
 def evaluations(period, *hooks, end=20, results=None, **kwargs):
     """Return the trainer of a run, and the iterations at which it evaluated."""
     trainer, found = Losses(), []
@@ -75,3 +83,16 @@ def test_a_second_schedule_puts_its_results_and_hooks_do_not_follow_it():
     assert (latest["val/a"], latest["full/a"]) == ((1.0, 8), (2.0, 8))
     assert [one for one in seen if isinstance(one, dict)] == [{"val/a": 1}] * 3
     assert seen.count("before") == seen.count("end") == 5
+
+
+@pytest.mark.parametrize(
+    ("period", "end", "at_end", "expected"),
+    [(4, 12, True, [2, 1, 0]), (4, 13, True, [3, 2, 1, 0]), (4, 13, False, [2, 1, 0]), ("1000h", 9, True, [0])],
+)
+def test_the_time_left_counts_further_evaluations(period, end, at_end, expected):
+    trainer, hook = Losses(), Measured(period, lambda: {"val/a": 1}, at_end)
+    hook.expected = []
+    trainer.register_hooks([hook])
+    trainer.train(0, end)
+    assert hook.expected == expected
+    assert list(trainer.storage.evaluations_left.values()) == [0.0]

@@ -24,6 +24,7 @@ from hookline.hooks import (
     ProgressBar,
 )
 from hookline.hooks.hook_list import overrides
+from hookline.hooks.writers.bars import with_progress
 
 COUNT = re.compile(r"\b\d+/\d+\b")
 
@@ -73,6 +74,29 @@ def shown_bars(terminal):
     return [line for line in terminal.screen() if COUNT.search(line)]
 
 
+def batches_that(check):
+    for number in range(4):
+        if number == 2:
+            check()
+        yield number
+
+
+def test_a_long_evaluation_shows_its_batches_in_a_terminal(open_terminal, monkeypatch):
+    monkeypatch.setattr("hookline.hooks.writers.bars._DELAY", 0.0)
+    terminal = open_terminal()
+    batches = batches_that(lambda: terminal.until(r"^Evaluating test: +50%\|.*\| 2/4 "))
+    assert list(with_progress(batches, 4, "Evaluating test")) == [0, 1, 2, 3]
+    assert not shown_bars(terminal)
+
+
+@pytest.mark.parametrize(("total", "expected"), [(4, r"2/4 batches, \d+ s left"), (None, "2 batches")])
+def test_a_long_evaluation_logs_its_batches_elsewhere(log, monkeypatch, total, expected):
+    monkeypatch.setattr("hookline.hooks.writers.bars._LINE_INTERVAL", 0.0)
+    seen = []
+    list(with_progress(batches_that(lambda: seen.append(log.messages[-1])), total, "Evaluating test"))
+    assert re.fullmatch(f"Evaluating test: {expected}", *seen)
+
+
 # ---------------------------------------------------------------------- what the bar shows
 
 
@@ -97,10 +121,11 @@ def test_the_bar_shows_what_was_last_written_the_best_metric_and_evaluations(ope
         return {"test": {"accuracy": 0.75}}
 
     trainer = Trainer()
+    to_come = CallbackHook(after_eval=lambda trainer, results: trainer.storage.evaluations_left.update(a=3599.6))
     best = BestCheckpointer(4, Checkpointer(nn.Linear(1, 1), str(tmp_path)), "test/accuracy")
-    hooks = EvalHook(4, evaluate, eval_after_train=False), best, PeriodicWriter([], period=4)
+    hooks = EvalHook(4, evaluate, eval_after_train=False), to_come, best, PeriodicWriter([], period=4)
     early = shows(terminal, 3, r" 3/10 (?!.*loss)")
-    late = shows(terminal, 6, r"^ 60%.* 6/10 .* left, .* loss 0.4167, lr 0.025, best 0.75, data 20%\]$")
+    late = shows(terminal, 6, r"^ 60%.* 6/10 \[1:00:00 left, .* loss 0.4167, lr 0.025, best 0.75, data 20%\]$")
     train(*hooks, early, late, trainer=trainer)
 
 

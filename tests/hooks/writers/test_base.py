@@ -67,6 +67,11 @@ def test_a_line_per_period_and_one_for_the_last_step(log):
     trainer.train(0, 50)
     assert [line.split("iter: ")[1].split()[0] for line in lines(log)] == ["19/50", "39/50", "49/50"]
     assert lines(log)[-1].startswith("eta: 0:00:00")
+    with EventStorage() as storage:
+        storage.put_scalar("time", 0.001)
+        storage.evaluations_left["hook"] = 3600.0
+        CommonMetricPrinter(2).write()
+    assert lines(log)[-1].startswith("eta: 1:00:00")
 
 
 @pytest.mark.parametrize(
