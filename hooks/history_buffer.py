@@ -312,7 +312,7 @@ def as_scalar(name: str, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise TypeError(f"metric {name!r} must be one number, not a tensor of shape {tuple(value.shape)}")
-        return value.item() if value.device.type == "cpu" else value.detach().clone().reshape(())
+        return float(value.item()) if value.device.type == "cpu" else value.detach().clone().reshape(())
     try:
         return float(value)
     except (TypeError, ValueError) as error:
