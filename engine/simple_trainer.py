@@ -22,7 +22,7 @@ from .modeling.adapters import ModelAdapter, raise_clearer
 from .modeling.loss_module import LossModule, loss_module_of
 from .parallel.base import Strategy, check_same_weights, check_strategy, overridden_method, share_weights, strategy_of
 from .ranks.loss_weights import LossWeights, forward_backward_weighted
-from .resume.state import START_ANEW, check_complete, rng_of_this_rank
+from .resume.state import START_ANEW, check_complete, data_of_this_rank, rng_of_this_rank
 from .solver.clipping import clipper_of
 from .solver.several import OptimizerList, combined
 from .step.fast_path import FastOptimizer, backward
@@ -110,7 +110,8 @@ class SimpleTrainer(TrainerBase):
         super().__init__()
         self._step_outputs: StepOutputs | None = None  # if a hook asks for them
         self._pending_rng: dict[str, Any] | None = None  # restored right before the next step
-        self._rng_of_ranks: tuple[int, list[Any]] = (-1, [])  # the states of all ranks after an iteration
+        # After an iteration, of all ranks: the states of random generators, and of loaders that have one of their own.
+        self._of_ranks: tuple[int, list[Any], list[Any]] = (-1, [], [])
         model.train()
         self.model = model
         self.data_loader = data_loader
@@ -479,7 +480,9 @@ class SimpleTrainer(TrainerBase):
 
     def _gather_state(self) -> None:
         self.strategy.before_save(self.model, self.optimizer)
-        self._rng_of_ranks = self.finished_iter, comm.all_gather(capture_rng())
+        data = self._batches.state_dict() if self._batches.differs_by_rank and comm.is_first_of_data_rank() else None
+        ranks = comm.all_gather((capture_rng(), data))
+        self._of_ranks = self.finished_iter, [rng for rng, _ in ranks], [one for _, one in ranks if one is not None]
 
     def _end_run(self) -> None:
         set_optimizer_mode(self.optimizer, training=False)
@@ -514,8 +517,10 @@ class SimpleTrainer(TrainerBase):
             state["loss"] = self.loss_module.state_dict()
         state["data"] = self._batches.state_dict()
         state["rng"] = capture_rng()
-        if self._rng_of_ranks[0] == self.finished_iter:
-            state["rng_of_ranks"] = self._rng_of_ranks[1]
+        if self._of_ranks[0] == self.finished_iter:
+            _, state["rng_of_ranks"], data = self._of_ranks
+            if data:
+                state["data_of_ranks"] = data
         if comm.get_world_size() > 1 and not self.strategy.same_state_on_all_ranks:
             state["same_state_on_all_ranks"] = False
         return state
@@ -548,6 +553,6 @@ class SimpleTrainer(TrainerBase):
         if self.loss_module is not None:
             self.loss_module.load_state_dict(state_dict.get("loss"))
         if "data" in state_dict:
-            self._batches.load_state_dict(state_dict["data"])
+            self._batches.load_state_dict(data_of_this_rank(state_dict, self._batches))
         self._pending_rng = rng_of_this_rank(state_dict)
         self.nonfinite.load_state_dict(state_dict.get("nonfinite", {}))

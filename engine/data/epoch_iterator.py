@@ -158,6 +158,11 @@ class EpochIterator:
             self._seek()
 
     @property
+    def differs_by_rank(self) -> bool:
+        """Whether the loader has a state of its own, which is that of this rank."""
+        return self._stateful and not isinstance(self.loader, StreamLoader)
+
+    @property
     def is_loaded(self) -> bool:
         """Whether a position was loaded, and no batch was read since."""
         return self._state is not None and not self._read

@@ -1,13 +1,13 @@
 """Loaders of iterable data sets.
 
 A stream that one process reads, or a :class:`ShardedIterable`, has a position that can be saved: its batches do not
-depend on the number of ranks and workers. A data set that splits itself between several ranks or workers, as is torch's
-convention, has none.
+depend on the number of ranks and workers. That of a data set that splits itself between several ranks or workers, as is
+torch's convention, is one of each rank.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from operator import itemgetter
@@ -24,6 +24,8 @@ from .loader import Collate, WorkerLoader, identity, note_sample, swapped
 from .seeding import COLLATE, SAMPLE, TRANSFORM, is_deterministic, seed_generators, stream_key
 
 logger = logging.getLogger(__name__)
+
+_STARTS_AGAIN = "%s is read by another number of ranks or workers than before: its epoch starts again"
 
 
 class ShardedIterable(IterableDataset[Any]):
@@ -58,13 +60,14 @@ class ShardedIterable(IterableDataset[Any]):
 class SplitLoader(WorkerLoader):
     """Batches of an iterable data set that splits itself between ranks and workers.
 
-    Each worker makes batches of its part. There is no position: a resume in an epoch starts the epoch again.
+    Each worker makes batches of its part. A resume reads the batches before its position again, and discards them. It
+    starts the epoch again if the numbers of ranks or workers are others: then the parts are others.
 
     Args:
         dataset: yields other samples in each worker of each rank. ``set_epoch(epoch)`` is called if it exists.
         batch_size: samples per global batch, a multiple of the number of ranks. A rank's batch has tensors
             (batch_size / ranks, ...).
-        seed: seed of the workers' random numbers, together with rank and epoch.
+        seed: seed of the random numbers, together with rank and epoch.
         **options: as for DataLoader.
     """
 
@@ -78,12 +81,56 @@ class SplitLoader(WorkerLoader):
         self._generator = torch.Generator()
         super().__init__(dataset, batch_size // ranks, generator=self._generator, **options)
         self._seed = seed
+        self._position = {"epoch": 0, "batches": 0, "ranks": ranks, "workers": self.num_workers}
+        self._start: dict[str, int] | None = None  # of the next pass
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter()``."""
-        self._generator.manual_seed(stream_key(self._seed, epoch, comm.get_data_rank()) >> 1)
+        self._position = {**self._position, "epoch": epoch, "batches": 0}
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
+
+    def __iter__(self) -> Any:
+        start, self._start = self._start, None
+        known, name = 0, type(self.dataset).__name__
+        if start is not None and start["epoch"] == self._position["epoch"]:
+            if start | {"batches": 0} == self._position:
+                known = start["batches"]
+                logger.warning("To resume, %d batches of %s are read and discarded", known, name)
+            else:
+                logger.warning(_STARTS_AGAIN, name)
+        key = stream_key(self._seed, self._position["epoch"], comm.get_data_rank())
+        self._generator.manual_seed(key >> 1)  # seeds the workers
+        with self._seeded(key, 0):
+            return self._follow(super().__iter__(), known, key)
+
+    @contextmanager
+    def _seeded(self, key: int, number: int) -> Iterator[None]:
+        """Seed what this process reads in the block; workers are seeded when they start."""
+        if self.num_workers:
+            yield
+            return
+        with preserve_rng():
+            seed_generators(key, number)
+            yield
+
+    def _follow(self, batches: Iterator[Any], known: int, key: int) -> Iterator[Any]:
+        for number in count(1):
+            with self._seeded(key, number):
+                batch = next(batches, self)
+            if batch is self:
+                return
+            if number > known:
+                self._position = {**self._position, "batches": number}
+                yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """The position after the last batch returned, on this rank."""
+        return self._start or self._position
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Start the next ``iter()`` at a saved position, if it is of the same epoch."""
+        self._start = state
 
     def __len__(self) -> int:
         raise TypeError("the number of batches is unknown: the data set splits itself between ranks and workers")
@@ -136,11 +183,12 @@ class StreamLoader(WorkerLoader):
 
     def __iter__(self) -> Any:
         start, self._start = self._start, None
+        source = self._batches.source
+        if start is not None and "samples" not in start:
+            logger.warning(_STARTS_AGAIN, type(source).__name__)
+            start = None
         if start is None or start["epoch"] != self._epoch:
             start = self._beginning()
-        if "samples" not in start:
-            raise ConfigError("DATASETS.TRAIN: the checkpoint's position is of another kind of data set")
-        source = self._batches.source
         if start["samples"] and start["source"] is None:
             name, number = type(source).__name__, start["samples"]
             logger.warning("%s has no state_dict(): to resume, %d samples are read and discarded", name, number)

@@ -1,12 +1,14 @@
-"""What a trainer's state must have to be resumed, and the random numbers of a rank in it."""
+"""What a trainer's state must have to be resumed, and the random numbers and the data of a rank in it."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from ...config import ConfigError
 from .. import comm
+from ..data.epoch_iterator import EpochIterator
+from ..data.stream import SplitLoader
 
-__all__ = ["START_ANEW", "check_complete", "rng_of_this_rank"]
+__all__ = ["START_ANEW", "check_complete", "data_of_this_rank", "rng_of_this_rank"]
 
 START_ANEW = "To start from its weights alone, set MODEL.WEIGHTS instead of resuming"
 
@@ -38,3 +40,29 @@ def rng_of_this_rank(state: Mapping[str, Any]) -> dict[str, Any] | None:
         own: dict[str, Any] = of_ranks[rank]
         return own
     return state.get("rng") if rank == 0 else None  # a rank that the saved run did not have keeps its seed
+
+
+def data_of_this_rank(state: Mapping[str, Any], batches: EpochIterator) -> dict[str, Any]:
+    """Return the position in the data of this rank.
+
+    Args:
+        state: the trainer's state.
+        batches: what is positioned. The position is the same on all ranks unless the loader has a state of its own.
+
+    Raises:
+        ConfigError: it has, and the state has not one for each of the data ranks.
+    """
+    data: dict[str, Any] = state["data"]
+    if not batches.differs_by_rank or "loader" not in data:
+        return data
+    of_ranks, size = state.get("data_of_ranks", [data]), comm.get_data_size()
+    if len(of_ranks) == size:
+        own: dict[str, Any] = of_ranks[comm.get_data_rank()]
+        return own
+    if isinstance(batches.loader, SplitLoader):  # it starts the epoch again
+        return data
+    raise ConfigError(
+        f"the checkpoint cannot be resumed on {size} data rank(s): it has the states of {len(of_ranks)} loader(s) of "
+        f"{type(batches.loader).__name__}. Resume on as many, from a checkpoint that all ranks have saved together. "
+        f"{START_ANEW}"
+    )

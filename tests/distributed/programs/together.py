@@ -13,7 +13,8 @@ import torch
 import torchmetrics
 from parts import CPU, points
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from hookline import Trainer
 from hookline.config import ConfigError, get_cfg
@@ -113,6 +114,28 @@ def check_data_sets_must_be_as_long_on_each_rank(folder):
     with pytest.raises(ConfigError, match=r"(?s)DATASETS\.TEST.* 8 samples on rank 1, and 7 on rank 0"):
         trainer_of(folder, points(20), Subset(test, range(7 + rank)), batch_size=4).train()
     trainer_of(folder, Shard(), Shard(), batch_size=4, config={"DATALOADER.ITERS_PER_EPOCH": 3}).train()
+
+
+def check_each_rank_resumes_its_own_part_of_a_loader_with_a_state(folder):
+    def stateful():
+        data = TensorDataset(*points(28).tensors)
+        return StatefulDataLoader(data, 2, sampler=DistributedSampler(data), num_workers=1)
+
+    def train(name, data, length, **options):
+        seen = []
+        note = CallbackHook(after_fetch=lambda trainer, batch: seen.append(batch[0].tolist()))
+        trainer_of(folder / name, data(), None, metrics=[], length=length, hooks=[note], **options).train(resume=True)
+        return seen
+
+    for data, workers in ((stateful, 0), (Shard, 0), (Shard, 2)):
+        settings = {"DATALOADER": {"NUM_WORKERS": workers, "ITERS_PER_EPOCH": 5}}
+        options = {} if data is stateful else {"batch_size": 4, "config": settings}
+        name = f"{data.__name__}{workers}"
+        whole = train(name, data, 12, **options)
+        assert train(f"{name}, resumed", data, 9, **options) == whole[:9]
+        assert train(f"{name}, resumed", data, 12, **options) == whole[9:]
+        ranks = comm.all_gather(str(whole))
+        assert ranks[0] != ranks[1]
 
 
 class Shared(Strategy):

@@ -202,9 +202,26 @@ def test_ranks_that_might_end_at_different_steps_need_a_length(monkeypatch):
     build_train_loader(make_cfg("one_stream"))
 
 
-@pytest.mark.parametrize(("name", "stop"), [("one_stream", 1), ("OwnShards", 2)])
-def test_a_limit_ends_each_pass_early_and_a_resume_counts_it(name, stop):
-    cfg = make_cfg(name, LIMIT_TRAIN_BATCHES=2, LIMIT_TEST_BATCHES=2)
+@pytest.mark.parametrize(("killed_after", "workers"), [(2, 2), (6, 2), (3, 3), (3, 0)])
+def test_a_set_that_splits_itself_is_resumed_with_the_same_workers(killed_after, workers, log):
+    killed, same = (EpochIterator(build_train_loader(make_cfg("OwnShards", NUM_WORKERS=2))) for _ in range(2))
+    other = EpochIterator(build_train_loader(make_cfg("OwnShards", NUM_WORKERS=workers)))
+    batches = [str(next(killed)) for _ in range(killed_after)]
+    state = killed.state_dict()
+    rest = [str(next(killed)) for _ in range(8)]
+    if workers == 2:
+        same.load_state_dict(state)
+        assert [str(next(same)) for _ in rest] == rest
+    else:
+        other.load_state_dict(state)
+        next(other)
+        assert "its epoch starts again" in log.text
+    assert len({*batches, *rest}) == len(batches) + 8
+
+
+@pytest.mark.parametrize(("name", "stop", "workers"), [("one_stream", 1, 0), ("OwnShards", 2, 0), ("OwnShards", 3, 2)])
+def test_a_limit_ends_each_pass_early_and_a_resume_counts_it(name, stop, workers):
+    cfg = make_cfg(name, LIMIT_TRAIN_BATCHES=2, LIMIT_TEST_BATCHES=2, NUM_WORKERS=workers)
     assert len(build_train_loader(cfg)) == len(list(build_test_loader(cfg, "one_stream"))) == 2
     whole, killed, resumed = (EpochIterator(build_train_loader(cfg)) for _ in range(3))
     batches = [str(next(whole)) for _ in range(5)]
