@@ -287,6 +287,10 @@ class Merge:
                 where = f"{self.source}: " if self.source else ""
                 return logger.warning("%sthe section %s is empty, so it changes nothing", where, full_key)
             hint = f"; set {full_key}.NAME" if node[key].has("NAME") else ""
+            if node[key].has("ENABLED"):
+                number = type(value) is not bool and isinstance(value, int | float) and node[key].has("CLIP_VALUE")
+                more = f', CLIP_TYPE: "norm", CLIP_VALUE: {value}' if number else ""
+                hint = f"; set {full_key}: {{ENABLED: {value is not False}{more}}}"
             kind = "str" if isinstance(value, str) else type(value).__name__
             return self._fail(f"{full_key}: expected a mapping of keys, got {value!r} ({kind}){hint}")
         expected = object if is_free else str if is_name else type(node.get(key))
@@ -301,16 +305,16 @@ class Merge:
         node.put(key, value)
 
     def _unknown(self, full_key: str, value: Any) -> None:
-        if isinstance(value, Mapping) and len(value) == 1:  # name the whole key of an override
+        known = self._root.full_keys()
+        if full_key not in known and isinstance(value, Mapping) and len(value) == 1:  # name the whole key of an override
             ((name, below),) = value.items()
             if not self._is_outdated(f"{full_key}.{name}"):
                 self._unknown(f"{full_key}.{name}", below)
             return
-        known = self._root.full_keys()
         section, _, last = full_key.rpartition(".")
         ends = [key for key in known if section and key.startswith(f"{section}.") and key.endswith(f"_{last}")]
         hint = f"; did you mean '{ends[0]}'?" if len(ends) == 1 else suggest(full_key, known)  # LR means BASE_LR
-        if full_key in known:
+        if full_key in known or (section in known and section.endswith("ARGS")):
             hint = "; write it nested, one section in the other"
         self._fail(f"unknown key '{full_key}'{hint}", UnknownKeyError)
 

@@ -41,6 +41,8 @@ KEYS = [
     ("TRAINER: {MAX_EPOCHS: 3}", "unknown key 'TRAINER.MAX_EPOCHS'"),
     ("EVAL_PERIOD: 1ep", "did you mean 'TEST.EVAL_PERIOD'?"),
     ("SOLVER.BASE_LR: 1", "write it nested"),
+    ("SOLVER: {OPTIMIZER.ARGS: {betas: [0.8, 0.9]}}", "unknown key 'SOLVER.OPTIMIZER.ARGS'; write it nested"),
+    ("SOLVER: {CLIP_GRADIENTS: 2.5}", 'CLIP_GRADIENTS: {ENABLED: True, CLIP_TYPE: "norm", CLIP_VALUE: 2.5}'),
     ("SOLVER: {IMS_PER_BATCH: 16}", "SOLVER.IMS_PER_BATCH was renamed to DATALOADER.BATCH_SIZE"),
     ("VERSION: 2", "VERSION: this hookline reads version 1, not 2 (detectron2's number: leave it out)"),
     ("SOLVER: 3", "SOLVER: expected a mapping of keys, got 3 (int)"),
