@@ -306,7 +306,9 @@ class Merge:
 
     def _unknown(self, full_key: str, value: Any) -> None:
         known = self._root.full_keys()
-        if full_key not in known and isinstance(value, Mapping) and len(value) == 1:  # name the whole key of an override
+        if (
+            full_key not in known and isinstance(value, Mapping) and len(value) == 1
+        ):  # name the whole key of an override
             ((name, below),) = value.items()
             if not self._is_outdated(f"{full_key}.{name}"):
                 self._unknown(f"{full_key}.{name}", below)

@@ -18,6 +18,7 @@ from .clipping import build_grad_clipper, maybe_add_gradient_clipping
 from .param_groups import (
     apply_param_rules,
     check_param_rules,
+    full_config,
     get_default_optimizer_params,
     reduce_param_groups,
     warn_of_unused,
@@ -63,6 +64,8 @@ FUSED = {
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> Any:
     """Build the optimizer of ``cfg.SOLVER`` for the trainable parameters of a model.
 
+    Keys that a config of detectron2's lacks have their defaults.
+
     With ``SOLVER.OPTIMIZERS`` the result is an :class:`~hookline.engine.solver.OptimizerList`.
 
     Arguments that ``OPTIMIZER.ARGS`` does not set come from the other keys of ``SOLVER``. The fused implementation is
@@ -73,6 +76,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Any:
         ConfigError: name or arguments are wrong, there is nothing to train, or the optimizer cannot update the
             parameters.
     """
+    cfg = full_config(cfg)
     if cfg.SOLVER.OPTIMIZERS:
         parts = solver_parts(cfg).items()
         parameters = parameters_of_parts(cfg, model)

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from ...config import CfgNode, ConfigError
 from ...hooks.common import is_sharded, local_part, optimizers_of
+from .param_groups import full_config
 
 __all__ = [
     "ClipBeforeStep",
@@ -43,6 +44,7 @@ def build_grad_clipper(cfg: CfgNode) -> GradClipper | None:
     Raises:
         ConfigError: CLIP_TYPE is unknown, or a number is not positive.
     """
+    cfg = full_config(cfg)
     clip = cfg.SOLVER.CLIP_GRADIENTS
     if not clip.ENABLED:
         return partial(_clip, kind="", limit=0.0, norm_type=2.0, with_norm=True) if cfg.LOG.GRAD_NORM else None
@@ -69,6 +71,7 @@ def maybe_add_gradient_clipping(cfg: CfgNode, optimizer: OptimizerOrType) -> Opt
         cfg: the whole config.
         optimizer: an optimizer, which is changed and returned, or a class, of which a subclass is returned.
     """
+    cfg = full_config(cfg)
     clip = build_grad_clipper(cfg)
     if clip is None or not cfg.SOLVER.CLIP_GRADIENTS.ENABLED:
         return optimizer

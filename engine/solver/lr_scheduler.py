@@ -6,6 +6,7 @@ A config names schedules of ``schedules.py``.
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -15,8 +16,18 @@ from ...hooks.control.lr_scheduler import LRMultiplier, WarmupParamScheduler
 __all__ = ["LRMultiplier", "LRScheduler", "WarmupCosineLR", "WarmupMultiStepLR", "WarmupParamScheduler"]
 
 
-class WarmupMultiStepLR(LambdaLR):
-    """Multiplies the learning rates by ``gamma`` at each milestone, after a warm-up.
+_ARGUMENTS = ("milestones", "gamma", "max_iters", "warmup_factor", "warmup_iters", "warmup_method")
+
+
+class _WarmupLR(LambdaLR):
+    def state_dict(self) -> dict[str, Any]:
+        # A resumed run has the arguments of its config.
+        return {name: value for name, value in super().state_dict().items() if name not in _ARGUMENTS}
+
+
+class WarmupMultiStepLR(_WarmupLR):
+    """Multiplies the learning rates by ``gamma`` at each milestone, after a warm-up. Attributes have the names of the
+    arguments.
 
     Args:
         optimizer: the optimizer.
@@ -41,14 +52,17 @@ class WarmupMultiStepLR(LambdaLR):
         if list(milestones) != sorted(milestones):
             raise ValueError(f"milestones must be ascending, not {list(milestones)}")
 
+        self.milestones, self.gamma = milestones, gamma
+        self.warmup_factor, self.warmup_iters, self.warmup_method = warmup_factor, warmup_iters, warmup_method
+
         def factor(iteration: int) -> float:
-            warmup = _get_warmup_factor_at_iter(warmup_method, iteration, warmup_iters, warmup_factor)
-            return float(warmup * gamma ** bisect_right(milestones, iteration))
+            warmup = _get_warmup_factor_at_iter(self.warmup_method, iteration, self.warmup_iters, self.warmup_factor)
+            return float(warmup * self.gamma ** bisect_right(self.milestones, iteration))
 
         super().__init__(optimizer, factor, last_epoch)
 
 
-class WarmupCosineLR(LambdaLR):
+class WarmupCosineLR(_WarmupLR):
     """Decays the learning rates with a half cosine to 0 at ``max_iters``, after a warm-up.
 
     Args:
@@ -69,9 +83,12 @@ class WarmupCosineLR(LambdaLR):
         warmup_method: str = "linear",
         last_epoch: int = -1,
     ) -> None:
+        self.max_iters = max_iters
+        self.warmup_factor, self.warmup_iters, self.warmup_method = warmup_factor, warmup_iters, warmup_method
+
         def factor(iteration: int) -> float:
-            warmup = _get_warmup_factor_at_iter(warmup_method, iteration, warmup_iters, warmup_factor)
-            return warmup * 0.5 * (1.0 + math.cos(math.pi * iteration / max_iters))
+            warmup = _get_warmup_factor_at_iter(self.warmup_method, iteration, self.warmup_iters, self.warmup_factor)
+            return warmup * 0.5 * (1.0 + math.cos(math.pi * iteration / self.max_iters))
 
         super().__init__(optimizer, factor, last_epoch)
 

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ __all__ = [
     "apply_param_rules",
     "check_param_rules",
     "find_parameters",
+    "full_config",
     "get_default_optimizer_params",
     "reduce_param_groups",
     "warn_of_unused",
@@ -135,6 +136,32 @@ def warn_of_unused(cfg: CfgNode, used: Mapping[str, bool], by: str) -> None:
     for key, is_used in used.items():
         if not is_used and solver[key] != defaults[key]:
             logger.warning("SOLVER.%s: %r has no effect on %s", key, solver[key], by)
+
+
+def full_config(cfg: Any) -> CfgNode:
+    """Return a config with all keys. One of detectron2 (fvcore's CfgNode, a DictConfig) is read into the defaults.
+
+    Its clipping by "norm" limits each parameter's norm, which is "param_norm" here.
+    """
+    if "OPTIMIZERS" in cfg.SOLVER:
+        return cfg  # type: ignore[no-any-return]
+    full = get_cfg()
+
+    def known(values: Any, section: CfgNode) -> dict[str, Any]:
+        return {
+            key: known(values[key], section[key])
+            if isinstance(values[key], Mapping)
+            else list(values[key])
+            if isinstance(values[key], Sequence) and not isinstance(values[key], str)
+            else values[key]
+            for key in section
+            if key in values
+        }
+
+    full.SOLVER.merge_from_other_cfg(CfgNode(known(cfg.SOLVER, full.SOLVER)))
+    if full.SOLVER.CLIP_GRADIENTS.CLIP_TYPE == "norm":
+        full.SOLVER.CLIP_GRADIENTS.CLIP_TYPE = "param_norm"
+    return full
 
 
 # ---------------------------------------------------------------------- SOLVER.PARAM_GROUPS

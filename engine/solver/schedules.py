@@ -33,7 +33,7 @@ from ...hooks.control.lr_scheduler import (
     takes_epoch,
 )
 from ...hooks.evaluation import names_function
-from .param_groups import warn_of_unused
+from .param_groups import full_config, warn_of_unused
 from .several import OptimizerList, SchedulerList, solver_parts
 
 __all__ = [
@@ -76,6 +76,7 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer | OptimizerList) -> An
     Raises:
         ConfigError: a length is not a number of iterations, or name or arguments are wrong.
     """
+    cfg = full_config(cfg)
     if isinstance(optimizer, OptimizerList):
         parts = solver_parts(cfg)
         named = optimizer.named.items()

@@ -2,11 +2,14 @@ import copy
 
 import pytest
 import torch
+from fvcore.common.config import CfgNode as FvcoreCfgNode
+from omegaconf import OmegaConf
 from torch import nn
 
-from hookline.config import ConfigError, get_cfg
+from hookline.config import CfgNode, ConfigError, get_cfg
 from hookline.engine.setup.check import _check_builds
 from hookline.engine.solver import build_lr_scheduler, build_optimizer, check_solver
+from hookline.engine.solver.clipping import clipper_of
 
 FUSED = {"SGD", "Adam", "AdamW", "Adagrad"}
 TORCHS = [n for n, o in vars(torch.optim).items() if isinstance(o, type) and issubclass(o, torch.optim.Optimizer)]
@@ -112,3 +115,16 @@ def test_a_parameter_may_have_its_first_gradient_in_a_later_step():
             sum(part(torch.ones(2, 3)).mean() for part in trained[:used]).backward()
             one.step()
     torch.testing.assert_close(model.state_dict(), reference.state_dict())
+
+
+def test_configs_with_detectron2s_keys_only_build_optimizer_schedule_and_clipping():
+    solver = {"BASE_LR": 0.02, "MOMENTUM": 0.5, "WEIGHT_DECAY_NORM": 0.0, "WEIGHT_DECAY_BIAS": None, "MAX_ITER": 10}
+    solver |= {"STEPS": [2], "GAMMA": 0.1, "WARMUP_ITERS": 0, "LR_SCHEDULER_NAME": "WarmupMultiStepLR"}
+    solver |= {"IMS_PER_BATCH": 16, "CLIP_GRADIENTS": {"ENABLED": True, "CLIP_TYPE": "norm", "CLIP_VALUE": 1}}
+    for cfg in (FvcoreCfgNode({"SOLVER": solver}), OmegaConf.create({"SOLVER": solver}), CfgNode({"SOLVER": solver})):
+        optimizer = build_optimizer(cfg, nn.Linear(2, 2))
+        schedule = build_lr_scheduler(cfg, optimizer)
+        rates = [optimizer.param_groups[0]["lr"] for _ in range(3) if schedule.step() is None]
+        assert rates == pytest.approx([0.02, 0.002, 0.002])
+        assert optimizer.param_groups[0]["momentum"] == 0.5
+        assert clipper_of(optimizer).keywords["kind"] == "param_norm"  # detectron2's meaning of "norm"

@@ -74,3 +74,12 @@ def test_cosine_with_constant_warmup():
     cosine = [2.5 * (1 + math.cos(math.pi * i / 20)) for i in range(21)]
     expected = [0.1 * rate for rate in cosine[:2]] + cosine[2:]
     assert advance(WarmupCosineLR(make_optimizer(5.0), 20, **options), 20) == pytest.approx(expected)
+
+
+def test_the_old_schedules_have_their_arguments_as_attributes_which_count():
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0)
+    schedule = WarmupMultiStepLR(optimizer, [2, 4], gamma=0.1, warmup_iters=0)
+    schedule.gamma = 0.5
+    rates = [schedule.get_last_lr()[0] for _ in range(5) if schedule.step() is None]
+    assert (schedule.milestones, schedule.warmup_iters, rates) == ([2, 4], 0, [1.0, 0.5, 0.5, 0.25, 0.25])
+    assert "gamma" not in schedule.state_dict()
