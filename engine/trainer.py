@@ -170,7 +170,7 @@ class Trainer(DefaultTrainer):
             metrics: return the metrics, too.
             stream: return an iterator over batches instead, which keeps only one in memory. Each rank gets its own
                 batches; all must read them to the end.
-            ignore_keys: names of outputs to leave out, such as "past_key_values".
+            ignore_keys: names of outputs to leave out, such as "hidden_states".
             generate: return what ``model.generate()`` returns with the arguments ``TEST.GENERATE``.
             pad_value: fills up outputs (N, ...) of batches of other sizes, such as sequences, to the largest one, and
                 targets with -100.

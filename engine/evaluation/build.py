@@ -1,5 +1,6 @@
 """Build evaluators and metrics from a config."""
 
+import inspect
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -231,8 +232,14 @@ def result_names(cfg: CfgNode) -> tuple[list[str], bool]:
             names += [str(key) for key in metric.keys()]  # noqa: SIM118  # a ModuleDict is not a dict
         else:
             names.append(name)
-            others |= by_name and isinstance(metric, FunctionMetric)
+            others |= by_name and not _returns_a_number(metric)
     return names, others
+
+
+def _returns_a_number(metric: Metric) -> bool:
+    """Whether the annotation of ``compute()`` says that the result is not a dict."""
+    annotation = inspect.signature(type(metric).compute).return_annotation
+    return str(getattr(annotation, "__name__", annotation)).rpartition(".")[2] in ("Tensor", "float", "int")
 
 
 def _metric_function(name: str, args: Mapping[str, Any], key: str) -> Callable[..., Any] | None:

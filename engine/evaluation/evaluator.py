@@ -131,7 +131,7 @@ def inference_on_dataset(
     evaluator.reset()
     ran = False
     # Not inference_mode: tensors that outlive it (a metric's sums, a module's cache) could not be used in training.
-    with inference_context(model), torch.no_grad():
+    with inference_context(model), torch.no_grad(), scratch_storage():
         call["on_start"]()
         own: Iterable[Any] = islice(whole_pass(data_loader), max_batches)
         if comm.is_main_process():
@@ -168,8 +168,8 @@ def _number_of_batches(data_loader: Any, most: int | None) -> int | None:
 
 
 @contextmanager
-def scratch_storage(iteration: int) -> Iterator[None]:
-    """Open a storage that is then discarded, if none is open, for hooks that are called outside of training."""
+def scratch_storage(iteration: int = 0) -> Iterator[None]:
+    """Open a storage that is then discarded, if none is open, for hooks and models outside of training."""
     if has_event_storage():
         yield
         return
@@ -216,7 +216,7 @@ def outputs_of(
     for (batch, number), counts in counted(model, whole_pass(data_loader)):
         if device is not None:
             batch = move_to_device(batch, device)
-        with inference_context(model), torch.no_grad():
+        with inference_context(model), torch.no_grad(), scratch_storage():
             outputs = model(batch) if predict is None else predict(model, batch)
         if counts:
             with sized(batch, number):

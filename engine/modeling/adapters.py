@@ -306,7 +306,9 @@ class ModelAdapter:
             raise_clearer(error, batch)
             raise
         _check_output(output)
-        return output if call.step is not None else self.predictions(output), output
+        if call.step is not None:
+            return output, output
+        return self.predictions(output if self.output_mapping else _without_cache(output, unwrap_model(model))), output
 
     def _run(self, call: _Call, batch: Any) -> Any:
         try:
@@ -635,6 +637,16 @@ def without_loss(output: Any) -> Any:
     if loss is not None and not _is_scalar(loss):  # a loss for each sample
         return output
     return {name: value for name, value in entries.items() if name != "loss" and value is not None} or output
+
+
+def _without_cache(output: Any, module: Any) -> Any:
+    """Return a named output without the cache of a Hugging Face model, as its Trainer does; others unchanged."""
+    entries = entries_of(output)
+    if entries is None:
+        return output
+    names = getattr(getattr(module, "config", None), "keys_to_ignore_at_inference", None) or ()
+    kept = {name: v for name, v in entries.items() if name not in names and not type(v).__name__.endswith("Cache")}
+    return output if len(kept) == len(entries) else type(output)(**kept)
 
 
 def predictions_of(output: Any, ignore: Container[str] = ()) -> Any:

@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, Trainer, default_setup
 from hookline.engine.data import ArrayDataset
 from hookline.engine.evaluation import MeanMetric
-from hookline.hooks import CallbackHook, EarlyStopping, HookBase
+from hookline.hooks import CallbackHook, EarlyStopping, HookBase, get_event_storage
 
 QUIET = {"MODEL.DEVICE": "cpu", "LOG.WRITERS": ["JSONWriter"], "LOG.PERIOD": 1, "LOG.PROGRESS_BAR": False}
 
@@ -544,3 +545,65 @@ def test_a_test_set_without_samples_has_no_results_and_a_warning(make, log, empt
     assert (result.reason, result.metrics["some/of_all"]) == ("completed", 24)
     assert not any(name.startswith("none") for name in result.metrics)
     assert "none has no samples: it has no results" in log.text
+
+
+class Counts:
+    def reset(self):
+        self.hits = self.number = 0
+
+    def update(self, predictions, targets):
+        self.hits += int((predictions.argmax(1) == targets).sum())
+        self.number += len(targets)
+
+    def compute(self):
+        return {"hits": self.hits, "share": self.hits / self.number}
+
+
+def test_the_monitor_may_be_an_entry_of_a_metrics_dict(make):
+    trainer = make(test=points(seed=1), metrics=[Counts], monitor="test/share", eval_period=3, hooks=[EarlyStopping()])
+    result = trainer.train()
+    assert trainer.find_hook("BestCheckpointer").best_iter is not None
+    assert result.metrics["test/share"] == result.metrics["test/hits"] / 24
+    with pytest.raises(ConfigError, match=r"no metric 'test/acuracy' among test/accuracy"):
+        make(test=points(seed=1), metrics=["Accuracy"], monitor="test/acuracy", folder="other")
+
+
+class Storing(OwnLoss):
+    def forward(self, batch):
+        get_event_storage().put_scalar("seen", len(batch[1]))
+        return super().forward(batch)
+
+
+def test_a_model_may_use_the_storage_in_evaluations_outside_of_training(make):
+    trainer = make(Storing, loss=None, test=points(seed=1), metrics=["Accuracy"])
+    assert trainer.train().metrics["seen"] == 8
+    assert trainer.evaluate()["test"]["accuracy"] >= 0
+    assert DefaultTrainer.test(trainer.cfg, trainer.model)["test"]["accuracy"] >= 0
+    assert trainer.predict().shape == (24, 3)
+
+
+class DynamicCache:
+    """As of transformers: of no number of samples."""
+
+
+class WithCache(Net):
+    def __init__(self, names=("state",)):
+        super().__init__()
+        self.config = SimpleNamespace(keys_to_ignore_at_inference=names)
+
+    def forward(self, x, labels=None):
+        logits = self.layers(x)
+        outputs = {"logits": logits, "past": DynamicCache(), "state": (logits[0],)}
+        return outputs if labels is None else {"loss": nn.functional.cross_entropy(logits, labels), **outputs}
+
+
+def test_the_cache_of_a_hugging_face_model_is_no_prediction(make):
+    seen = []
+
+    def of_all(predictions, targets):
+        seen.append(predictions.shape)
+        return 1.0
+
+    trainer = make(WithCache, loss=None, test=points(seed=1), metrics=["Loss", of_all])
+    trainer.train()
+    assert seen[-1] == trainer.predict().shape == (24, 3)
