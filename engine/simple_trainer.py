@@ -22,7 +22,7 @@ from .modeling.adapters import ModelAdapter, raise_clearer
 from .modeling.loss_module import LossModule, loss_module_of
 from .parallel.base import Strategy, check_same_weights, check_strategy, overridden_method, share_weights, strategy_of
 from .ranks.loss_weights import LossWeights, forward_backward_weighted
-from .resume.state import START_ANEW, check_complete, data_of_this_rank, rng_of_this_rank
+from .resume.state import START_ANEW, check_complete, check_optimizer, data_of_this_rank, rng_of_this_rank
 from .solver.clipping import clipper_of
 from .solver.several import OptimizerList, combined
 from .step.fast_path import FastOptimizer, backward
@@ -547,6 +547,7 @@ class SimpleTrainer(TrainerBase):
         check_complete(state_dict)
         super().load_state_dict(state_dict)
         with loading(f"the checkpoint's optimizer (of another model or parameter groups? {START_ANEW})"):
+            check_optimizer(state_dict["optimizer"], self.optimizer)
             self.optimizer.load_state_dict(state_dict["optimizer"])
         if self.grad_scaler is not None and "grad_scaler" in state_dict:
             self.grad_scaler.load_state_dict(state_dict["grad_scaler"])

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ..config import ConfigError, suggest
+from ..config.errors import loading
 
 # ---------------------------------------------------------------------------- batches and sharded tensors
 
@@ -342,13 +343,35 @@ def capture_rng() -> dict[str, Any]:
 
 def restore_rng(state: dict[str, Any]) -> None:
     """Set the generators to what :func:`capture_rng` returned."""
-    version, internal, gauss_next = state["python"]
-    random.setstate((version, tuple(internal), gauss_next))
-    name, keys, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    with loading("the state of the random generators in the checkpoint"):
+        version, internal, gauss_next = state["python"]
+        random.setstate((version, tuple(internal), gauss_next))
+        name, keys, position, has_gauss, gauss = state["numpy"]
+        np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+        torch.set_rng_state(state["torch"])
+        if "cuda" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def check_numbers(saved: Any, own: Any, where: str) -> None:
+    """Check that a state from a file has no text where an object's own state has numbers: it would fail when used.
+
+    Args:
+        saved: the state in the file.
+        own: the object's state.
+        where: the name of the state, for the message.
+
+    Raises:
+        ConfigError: it has.
+    """
+    if isinstance(own, Mapping) and isinstance(saved, Mapping):
+        for key in own.keys() & saved.keys():
+            check_numbers(saved[key], own[key], f"{where}[{key!r}]")
+    elif isinstance(own, list | tuple) and isinstance(saved, list | tuple):
+        for index, pair in enumerate(zip(saved, own, strict=False)):
+            check_numbers(*pair, f"{where}[{index}]")
+    elif isinstance(own, int | float | list | tuple | Mapping | torch.Tensor) and isinstance(saved, str):
+        raise ConfigError(f"{where} is {saved[:100]!r}, and a {type(own).__name__} is needed")
 
 
 @contextmanager

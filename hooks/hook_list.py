@@ -10,6 +10,7 @@ from typing import Any
 from ..config import ConfigError
 from ..config.errors import loading
 from .base import EVENTS, STEP_EVENTS, HookBase, HookOrderError, StopTraining, check_hooks
+from .common import check_numbers
 from .functions import WAITING, functions_for, replaces
 
 __all__ = ["HookCaller", "HookOrderError", "check_hooks", "hook_name", "overrides"]
@@ -245,6 +246,8 @@ class HookCaller:
         for key, state in states.items():
             if key in hooks:
                 with loading(f"the state of the hook {key} in the checkpoint"):
+                    if type(hooks[key]).__module__.startswith("hookline."):
+                        check_numbers(state, hooks[key].state_dict(), f"the state of the hook {key} in the checkpoint")
                     hooks[key].load_state_dict(state)
             else:
                 logger.warning("The checkpoint holds the state of a hook %r, which this run does not have", key)

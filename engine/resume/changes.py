@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from ... import hooks
 from ...config import CfgNode, ConfigError
 from ...config.errors import printable
-from ...hooks.common import has_shards, length_of, optimizers_of
+from ...hooks.common import check_numbers, has_shards, length_of, optimizers_of
 from ...hooks.control.lr_scheduler import follow_rates
 from ...hooks.evaluation import flatten_names
 from .. import comm
@@ -127,6 +127,7 @@ def check_changes(trainer: Any, run: Mapping[str, Any]) -> None:
     """
     path, report = (getattr(trainer.checkpointer, name, None) for name in ("loaded_from", "load_report"))
     path = path or "the checkpoint"  # of fvcore's
+    check_numbers(run.get("built", []), trainer._record["built"], f"the optimizer's settings in {path}")
     saved, present = run.get("kinds", {}), kinds(trainer.optimizer, trainer.scheduler, unwrap_model(trainer.model))
     before, now = saved.get("groups", present["groups"]), present["groups"]
     differences = report.differences() if report is not None else []

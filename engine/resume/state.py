@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...config import ConfigError
+from ...hooks.common import check_numbers
 from .. import comm
 from ..data.epoch_iterator import EpochIterator
 from ..data.stream import SplitLoader
 
-__all__ = ["START_ANEW", "check_complete", "data_of_this_rank", "rng_of_this_rank"]
+__all__ = ["START_ANEW", "check_complete", "check_optimizer", "data_of_this_rank", "rng_of_this_rank"]
 
 START_ANEW = "To start from its weights alone, set MODEL.WEIGHTS instead of resuming"
 
@@ -24,11 +25,23 @@ def check_complete(state: Mapping[str, Any]) -> None:
             "the checkpoint cannot be resumed: its run held other weights or optimizer state on each rank, and the "
             f"checkpoint holds rank 0's. {START_ANEW}"
         )
+    end = state.get("end")
+    if end is not None and not (isinstance(end, Mapping) and isinstance(end.get("max_iter"), int | float)):
+        raise ConfigError(f"the checkpoint is damaged: how its run ended is {end!r}")
+    check_numbers(state.get("data", {}), {"epoch": 0, "position": 0}, "the position in the data of the checkpoint")
     if "optimizer" not in state:
         raise ConfigError(
             "the checkpoint cannot be resumed: it has no optimizer state where hookline saves it. Was it "
             f"saved by detectron2? {START_ANEW}"
         )
+
+
+def check_optimizer(state: Mapping[str, Any], optimizer: Any) -> None:
+    """Check that an optimizer's state has no text in place of numbers: it would fail in the first step."""
+    check_numbers(state, optimizer.state_dict(), "it")
+    for part in state.get("optimizers", [state]):
+        for parameter, values in part["state"].items():
+            check_numbers(values, dict.fromkeys(values, 0), f"it['state'][{parameter!r}]")
 
 
 def rng_of_this_rank(state: Mapping[str, Any]) -> dict[str, Any] | None:

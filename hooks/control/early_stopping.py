@@ -143,7 +143,8 @@ class EarlyStopping(HookBase):
         return {"best": self.best, "count": self.count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best, self.count = state_dict["best"], state_dict["count"]
+        best = state_dict["best"]
+        self.best, self.count = None if best is None else float(best), state_dict["count"]
 
     def reset_state(self) -> None:
         self.best, self.count = None, 0

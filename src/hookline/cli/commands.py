@@ -206,6 +206,7 @@ def replay(args: argparse.Namespace) -> None:
     """Run a step of a run again, and report what happens in it.
 
     Starts from the newest checkpoint before it. Writes RUN/replay_N/report.json.
+    Runs the code of the parts that RUN/config.yaml names.
     """
     from hookline.engine.options import named_trainer
     from hookline.engine.replay.repeat import replay_in_ranks
