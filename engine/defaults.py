@@ -80,6 +80,7 @@ class DefaultTrainer(SimpleTrainer):
     # What a subclass that skips __init__ has not set.
     _record: dict[str, Any] = {}  # what a checkpoint says of the config; empty if the config does not decide
     _epoch_offset = 0  # see epoch_offset()
+    _weights_of: tuple[Any, Mapping[str, Any]] = None, {}  # the config it was made with, and the keys of weights in it
     _resolved_epoch: int | None = None  # iterations in an epoch, in the lengths of _resolved
     _start: start.RunStart | None = None
     _saved_run: Mapping[str, Any] = {}  # the "run" entry of the loaded checkpoint
@@ -92,6 +93,7 @@ class DefaultTrainer(SimpleTrainer):
     replay_command = replay_command
 
     def __init__(self, cfg: CfgNode) -> None:
+        self._weights_of = cfg, changes.weights_keys(cfg)
         cfg, self._start = start.prepared_start(cfg, overridden_builders(type(self), DefaultTrainer))
         device, strategy = resolve_device(cfg.MODEL.DEVICE), build_strategy(cfg)
         comm.set_data_ranks(strategy.data_rank, strategy.data_size)
@@ -161,6 +163,7 @@ class DefaultTrainer(SimpleTrainer):
             ConfigError: the file does not exist or is damaged, or the checkpoint does not fit the config.
         """
         self._saved_run = {}
+        changes.use_present_weights(self)
         self._resume = resume = resume if isinstance(resume, bool) else os.fspath(resume)
         if resume:
             changes.use_saved_seed(self, resume)

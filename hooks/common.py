@@ -375,6 +375,16 @@ def check_numbers(saved: Any, own: Any, where: str) -> None:
 
 
 @contextmanager
+def rng_of_training() -> Iterator[None]:
+    """Restore all generators, GPUs' too, at the end of an evaluation: what it draws does not change training."""
+    state = capture_rng()
+    try:
+        yield
+    finally:
+        restore_rng(state)
+
+
+@contextmanager
 def preserve_rng(gpus: Iterable[int] = ()) -> Iterator[None]:
     """Restore the generators of Python, NumPy and torch at the end of the block.
 

@@ -8,7 +8,7 @@ from typing import Any
 from ..config import ConfigError, Duration
 from ..config.registry import locate
 from .base import HOOK_REGISTRY, Every, HookBase, Period
-from .common import optimizer_in_eval_mode
+from .common import optimizer_in_eval_mode, rng_of_training
 from .history_buffer import combine, median
 
 __all__ = ["EvalHook", "Monitor", "flatten_names", "names_function"]
@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 @HOOK_REGISTRY.register()
 class EvalHook(HookBase):
     """Evaluates every ``eval_period``, on request, and after the last iteration.
+
+    What an evaluation draws from random generators does not change training: they are restored.
 
     Puts the results into the storage, not smoothed, under names such as ``"digits_test/accuracy"``. Emits
     ``before_eval``, ``on_eval_end`` and ``after_eval(results)``. Does not evaluate at the end of a run that failed or
@@ -64,7 +66,7 @@ class EvalHook(HookBase):
         trainer = self.trainer
         self._evaluated_at = trainer.iter
         start = time.perf_counter()
-        with optimizer_in_eval_mode(getattr(trainer, "optimizer", None)):
+        with rng_of_training(), optimizer_in_eval_mode(getattr(trainer, "optimizer", None)):
             try:
                 trainer.emit("before_eval")
                 results = self._func()

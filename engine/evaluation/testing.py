@@ -11,7 +11,7 @@ from torch import nn
 
 from ...config import CfgNode, ConfigError, name_of
 from ...config.values import ObjectName
-from ...hooks.common import gpus_of, optimizer_in_eval_mode, preserve_rng, unwrap_model
+from ...hooks.common import gpus_of, optimizer_in_eval_mode, preserve_rng, rng_of_training, unwrap_model
 from ...hooks.evaluation import flatten_names as flatten_results_dict
 from .. import comm
 from ..data.build import check_same_length
@@ -92,7 +92,7 @@ def evaluate(trainer: Any, max_batches: int | None = None) -> Mapping[str, Any]:
         model = unwrap_model(trainer.model)
         with trial(trainer.cfg, max_batches, gpus_of(trainer.model)) as cfg, trainer.strategy.checking(model):
             return results_of(trainer, cfg)
-    with scratch_storage(trainer.iter), optimizer_in_eval_mode(trainer.optimizer):
+    with scratch_storage(trainer.iter), rng_of_training(), optimizer_in_eval_mode(trainer.optimizer):
         try:
             trainer.emit("before_eval")
             results: Mapping[str, Any] = trainer._test()

@@ -49,7 +49,9 @@ __all__ = [
     "previous_result",
     "run_record",
     "sizes",
+    "use_present_weights",
     "use_saved_seed",
+    "weights_keys",
 ]
 
 logger = logging.getLogger(__name__)
@@ -193,6 +195,20 @@ def _count_epochs(trainer: Any, saved: Mapping[str, Any]) -> None:
         cfg = resolve_lengths(trainer.given, trainer._resolved_epoch, trainer._epoch_offset)
         trainer.max_iter = cfg.SOLVER.MAX_ITER
         apply_lengths(trainer, cfg)
+
+
+def weights_keys(cfg: Any) -> dict[str, Any]:
+    """Return MODEL.WEIGHTS of a config, and the keys that say how they are read."""
+    return {key: value for key, value in cfg.MODEL.items() if key.startswith("WEIGHTS")}
+
+
+def use_present_weights(trainer: Any) -> None:
+    """Use MODEL.WEIGHTS as the config that the trainer was made with has it now: scripts set it afterwards."""
+    cfg, before = trainer._weights_of
+    for key, value in before.items():
+        if cfg.MODEL[key] != value == trainer.cfg.MODEL[key]:  # a value in the trainer's own config has precedence
+            trainer.cfg = trainer.cfg.thawed()
+            trainer.cfg.MODEL[key] = cfg.MODEL[key]
 
 
 def use_saved_seed(trainer: Any, resume: bool | str) -> None:

@@ -330,6 +330,17 @@ def test_keys_that_are_read_later_have_their_present_value_and_others_that_of_th
     assert trainer._last_eval_results["synthetic"].keys() == {"accuracy"}
 
 
+def test_weights_that_a_script_names_after_making_the_trainer_are_loaded(make, tmp_path):
+    make().train()
+    path, cfg = str(tmp_path / "run" / "model_0000013.pth"), make().given.clone()
+    cfg.OUTPUT_DIR = str(tmp_path / "second")
+    for changed in ("own", "given"):
+        trainer = DefaultTrainer(cfg)
+        (trainer.cfg if changed == "own" else cfg).MODEL.WEIGHTS = path
+        trainer.resume_or_load(resume=False)
+        assert trainer.checkpointer.loaded_from == path
+
+
 # ---------------------------------------------------------------------------- resuming
 
 

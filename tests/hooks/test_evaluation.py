@@ -1,6 +1,8 @@
 import contextlib
 import math
+import random
 
+import numpy as np
 import pytest
 import torch
 from metric_runs import Losses, at
@@ -96,3 +98,21 @@ def test_the_time_left_counts_further_evaluations(period, end, at_end, expected)
     trainer.train(0, end)
     assert hook.expected == expected
     assert list(trainer.storage.evaluations_left.values()) == [0.0]
+
+
+def draw(*_):
+    """Draw a number from each global generator."""
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    return [random.random(), np.random.rand(), *(torch.rand((), device=device).item() for device in devices)]
+
+
+def test_what_an_evaluation_draws_does_not_change_training():
+    seen = {}
+    for period in (0, 2):
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        seen[period] = []
+        note = CallbackHook(before_eval=draw, after_step=lambda t, into=seen[period]: into.append(draw()))
+        evaluations(period, note, EvalHook(period, lambda: {"drawn": draw()[0]}, main=False), end=6)
+    assert seen[0] == seen[2]
