@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import chain, count, islice
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -74,6 +75,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     Attributes:
         noted: gets each batch of indices that is yielded, if it is not None.
+        order: a checksum of the first batch of the last pass, over all ranks.
 
     Raises:
         ConfigError: a batch would have no sample for some rank.
@@ -100,6 +102,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.seed = seed
         self.seeds_own = seeds_own
         self.noted: deque[list[int]] | None = None
+        self.order = 0
         self._epoch = 0
         self._start: int | None = None  # of the next pass, until its first batch
         if batch_size < self.world_size:
@@ -148,7 +151,9 @@ class GlobalBatchSampler(Sampler[list[int]]):
             skip = self._set_sampler_epoch(epoch, start)
             self._start = None
         indices = islice(_drawn(self.sampler, stream_key(self.seed, epoch, ORDER), self.seeds_own), skip, None)
+        self.order = 0
         while batch := list(islice(indices, self.batch_size)):
+            self.order = self.order or crc32(repr(batch).encode())
             length = len(batch)
             if length < self.batch_size and self.drop_last:
                 return

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...config import ConfigError
 from ...hooks.common import length_of, preserve_rng
+from .. import comm
 from .batch_sampler import GlobalBatchSampler, has_state, takes_start
 from .loader import LimitedLoader, SeededLoader, begin_dataset_epoch, ended_early, exact_length, iterate, split_batch
 from .stream import SplitLoader, StreamLoader
@@ -204,6 +205,13 @@ class EpochIterator:
                 "@on(..., uses_indices=True)); if it joined during a pass over the data, from the next pass on"
             )
         return self._noted[0]
+
+    @property
+    def order(self) -> int:
+        """A checksum of the first batch over all ranks in the current pass; 0 if it may differ by rank."""
+        sampler = self._sampler
+        shared = isinstance(sampler, GlobalBatchSampler) and sampler.world_size == comm.get_data_size()
+        return sampler.order if shared else 0
 
     @property
     def samples_before(self) -> int:

@@ -110,7 +110,7 @@ class Agreement:
         """Exchange requests with the other ranks if it is time; average metrics before they are written or saved."""
         if trainer.iter < self.next_iter and not (trainer._requests and self.same_hooks):
             return
-        events, stop = self.exchange(trainer.iter, _names(trainer), _rates(trainer))
+        events, stop = self.exchange(trainer.iter, _names(trainer), _rates(trainer), _order(trainer))
         trainer._requests |= dict.fromkeys(events, True)
         if stop is not None:
             trainer._stop = stop.instead_of(trainer._stop)
@@ -126,7 +126,7 @@ class Agreement:
             self.same_hooks = True
 
     def exchange(
-        self, iteration: int, hooks: tuple[str, ...], rates: tuple[float, ...]
+        self, iteration: int, hooks: tuple[str, ...], rates: tuple[float, ...], order: int
     ) -> tuple[set[str], StopRequest | None]:
         """Exchange requests with the other ranks, which call this at the end of the same step.
 
@@ -134,24 +134,27 @@ class Agreement:
             iteration: that step.
             hooks: the names of this rank's hooks.
             rates: its learning rates.
+            order: a checksum of the order in which it reads the samples.
 
         Returns:
             The events that any rank asked for, and the request to stop with the highest priority, if there is one.
 
         Raises:
-            RuntimeError: hooks were registered or removed, or a learning rate was set, on some ranks only.
+            RuntimeError: hooks were registered or removed, or a learning rate was set, on some ranks only; or the
+                ranks read the samples in different orders.
         """
         now = time.monotonic()
         steps = self._choose_steps(iteration, now)
         # All ranks get the maximum of each number. Only rank 0 sends a clock and a number of steps. The maxima of a
         # checksum and of its negative are of equal size only if all ranks have the same checksum.
-        sums = [float(zlib.crc32(repr(one).encode())) for one in (hooks if self.same_hooks else (), rates)]
+        sums = [float(zlib.crc32(repr(one).encode())) for one in (hooks if self.same_hooks else (), rates, order)]
         ours = [float(event in self._events) for event in _EVENTS]
         ours += [float(self._stop is not None), *sums, *(-one for one in sums)]
         ours += [now - self._began, float(iteration + steps)] if comm.is_main_process() else [0.0, 0.0]
         numbers = torch.tensor(ours, dtype=torch.float64)
         dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._group)
-        *asked, stop, hooks_sum, rates_sum, least_hooks, least_rates, self.clock, next_iter = numbers.tolist()
+        *largest, self.clock, next_iter = numbers.tolist()
+        *asked, stop, hooks_sum, rates_sum, order_sum, least_hooks, least_rates, least_order = largest
         self.next_iter = int(next_iter)
         self._events.clear()
         if hooks_sum != -least_hooks:
@@ -163,6 +166,12 @@ class Agreement:
             )
         if rates_sum != -least_rates:
             self._compare_rates(iteration, rates)
+        if order_sum != -least_order:
+            raise RuntimeError(
+                "the ranks read the samples of the training data in different orders: the sampler draws numbers that "
+                "are not the same on all ranks. They are seeded if it draws them from the global generators of Python, "
+                "NumPy and torch (CPU), or from a generator of these that is its attribute"
+            )
         events = {event for event, any_rank in zip(_EVENTS, asked, strict=True) if any_rank}
         return events, self._first_stop() if stop else None
 
@@ -214,6 +223,10 @@ def _rates(trainer: Any) -> tuple[float, ...]:
     if not getattr(getattr(trainer, "strategy", None), "same_state_on_all_ranks", False):
         return ()
     return tuple(float(group.get("lr", 0.0)) for group in trainer.optimizer.param_groups)
+
+
+def _order(trainer: Any) -> int:
+    return getattr(getattr(trainer, "_batches", None), "order", 0)
 
 
 # ---------------------------------------------------------------------- metrics

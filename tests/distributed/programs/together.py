@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import random
 import time
 from itertools import product
 from pathlib import Path
@@ -13,7 +14,15 @@ import torch
 import torchmetrics
 from parts import CPU, points
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    Subset,
+    TensorDataset,
+)
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from hookline import Trainer
@@ -136,6 +145,27 @@ def check_each_rank_resumes_its_own_part_of_a_loader_with_a_state(folder):
         assert train(f"{name}, resumed", data, 12, **options) == whole[9:]
         ranks = comm.all_gather(str(whole))
         assert ranks[0] != ranks[1]
+
+
+class Unseeded(Sampler):
+    """Draws from a generator that nobody can seed."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __iter__(self):
+        return iter(random.SystemRandom().sample(range(self.size), self.size))
+
+
+def check_an_order_that_differs_by_rank_is_an_error_in_the_first_step(folder):
+    config = {"DATALOADER.SAMPLER_TRAIN": Unseeded}
+    with pytest.raises(RuntimeError, match="read the samples of the training data in different orders"):
+        trainer_of(folder, points(20), points(8), batch_size=4, config=config).train()
+    Unseeded.__iter__ = lambda self: iter(torch.randperm(self.size).tolist())
+    trainer_of(folder, points(20), points(8), batch_size=4, config=config).train()
 
 
 class Shared(Strategy):
