@@ -30,7 +30,7 @@ from .parallel.base import build_strategy, build_wrapped
 from .ranks.agreement import StopRequest
 from .resume import changes, lengths
 from .setup import start
-from .setup.check import HOOK_SLOT, WRITER_SLOT, best_metric, overridden_builders
+from .setup.check import HOOK_SLOT, WRITER_SLOT, best_metric, check_watched, overridden_builders
 from .setup.report import log_end, log_start, name_replay, replay_command
 from .setup.start import default_setup
 from .simple_trainer import SimpleTrainer
@@ -240,6 +240,10 @@ class DefaultTrainer(SimpleTrainer):
 
     def _first_step_done(self) -> None:
         super()._first_step_done()
+        if self._record and {"build_test_loader", "build_evaluator", "test"}.isdisjoint(
+            overridden_builders(type(self), DefaultTrainer)
+        ):
+            check_watched(self)
         if self._start is not None:
             self._start.begin_after_step()
 

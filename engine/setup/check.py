@@ -14,11 +14,14 @@ from ...config.values import ObjectName, is_object_text
 from ...hooks import (
     HOOK_REGISTRY,
     WRITER_REGISTRY,
+    CallbackHook,
     EarlyStopping,
+    EvalHook,
     check_hooks,
 )
 from ...hooks.common import preserve_rng
 from ...hooks.evaluation import Monitor, names_function
+from ...hooks.functions import FunctionHook
 from ..checkpoint import Checkpointer
 from ..checkpoint.matching import split_query
 from ..checkpoint.weights import check_weights
@@ -34,7 +37,15 @@ from ..solver.build import OPTIMIZER_SLOT
 from ..solver.schedules import SCHEDULE_SLOT, plateau_metric
 from ..solver.several import solver_parts
 
-__all__ = ["HOOK_SLOT", "WRITER_SLOT", "best_metric", "check_config", "overridden_builders", "unknown_parts"]
+__all__ = [
+    "HOOK_SLOT",
+    "WRITER_SLOT",
+    "best_metric",
+    "check_config",
+    "check_watched",
+    "overridden_builders",
+    "unknown_parts",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -293,6 +304,41 @@ def _check_monitors(cfg: CfgNode) -> None:
         if of_a_set or key == "SOLVER.LR_SCHEDULER_METRIC" or (metric in metrics and "loss" not in metric):
             known = ", ".join(names) or "none (DATASETS.TEST or TEST.METRICS is empty)"
             raise UnknownKeyError(f"{key}: there is no metric {metric!r} among {known}{near}")
+
+
+def check_watched(trainer: Any) -> None:
+    """Check after the first step of a DefaultTrainer that the metrics which hooks watch can come.
+
+    A metric ``<set>/<name>`` of no test set comes from the model, which has put it in the first step, or from a hook of
+    the project. Hooks of hookline put none with such a name.
+
+    Raises:
+        ConfigError: nothing gives a metric.
+    """
+    cfg, hooks, sets = trainer.cfg, trainer._hooks, [name_of(entry) for entry in trainer.cfg.DATASETS.TEST]
+    ours = all(type(hook).__module__.startswith("hookline.") for hook in hooks)
+    if not ours or len(trainer.find_hooks(EvalHook)) > 1 or any(map(trainer.find_hooks, (CallbackHook, FunctionHook))):
+        return
+    watched = {f"EarlyStopping(metric={hook.metric!r})": hook._monitor for hook in trainer.find_hooks(EarlyStopping)}
+    if metric := plateau_metric(cfg):
+        watched["SOLVER.LR_SCHEDULER_METRIC"] = Monitor(metric)
+    if best := cfg.CHECKPOINT.BEST.METRIC:
+        watched["CHECKPOINT.BEST.METRIC"] = Monitor(best)
+    for key, monitor in watched.items():
+        test_set, slash, _ = monitor.name.rpartition("/")
+        if monitor.function is not None or not slash or monitor.name in trainer.storage.histories():
+            continue
+        if any(f"{test_set}/".startswith(f"{one}/") for one in sets):
+            if key.startswith("EarlyStopping") and not Duration.parse(cfg.TEST.EVAL_PERIOD):
+                logger.warning("%s stops nothing: TEST.EVAL_PERIOD is 0, so the only evaluation is at the end", key)
+            continue
+        problem = (
+            f"{key}: nothing gives the metric {monitor.name!r}: there is no such test set (DATASETS.TEST, "
+            f"Trainer: test_data, has {', '.join(sets) or 'none'}), and the model has not put it"
+        )
+        if key != "CHECKPOINT.BEST.METRIC" or cfg.CHECKPOINT.LOAD_BEST_AT_END:
+            raise ConfigError(problem)
+        logger.warning("%s", problem)
 
 
 def _check_expected_results(cfg: CfgNode) -> None:

@@ -90,8 +90,8 @@ class EarlyStopping(HookBase):
                 self._judge(found[0])
         elif self.metric in metrics:
             self._judge(float(metrics[self.metric]))
-        elif self.trainer.iter == self.trainer.start_iter:  # a metric of training may come yet
-            return
+        elif self.trainer.iter == self.trainer.start_iter or self.trainer.completed:
+            return  # a metric of training may come yet; at the end after_train() warns
         elif not (self._is_of_training() and self.trainer.iters_per_epoch):  # else after_epoch() reads it
             raise ConfigError(
                 f"EarlyStopping watches {self.metric!r}, which is not among the evaluation's metrics "

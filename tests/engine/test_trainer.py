@@ -17,7 +17,7 @@ from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, Trainer, default_setup
 from hookline.engine.data import ArrayDataset
 from hookline.engine.evaluation import MeanMetric
-from hookline.hooks import CallbackHook, EarlyStopping, HookBase, get_event_storage
+from hookline.hooks import CallbackHook, EarlyStopping, EvalHook, HookBase, get_event_storage
 
 QUIET = {"MODEL.DEVICE": "cpu", "LOG.WRITERS": ["JSONWriter"], "LOG.PERIOD": 1, "LOG.PROGRESS_BAR": False}
 
@@ -607,3 +607,31 @@ def test_the_cache_of_a_hugging_face_model_is_no_prediction(make):
     trainer = make(WithCache, loss=None, test=points(seed=1), metrics=["Loss", of_all])
     trainer.train()
     assert seen[-1] == trainer.predict().shape == (24, 3)
+
+
+class Watching(OwnLoss):
+    def forward(self, batch):
+        get_event_storage().put_scalar("own/entropy", 1.0)
+        return super().forward(batch)
+
+
+def test_hooks_that_watch_what_nothing_gives_are_an_error_in_the_first_step(make, tmp_path, log):
+    impossible = [
+        ({"hooks": [EarlyStopping("test/loss")]}, r"EarlyStopping\(metric='test/loss'\): nothing gives"),
+        ({"hooks": [EarlyStopping("val/loss")], "test": points(seed=1)}, "has test"),
+        ({"lr_scheduler": ReduceLROnPlateau, "monitor": "test/loss", "eval_period": 2}, "LR_SCHEDULER_METRIC"),
+        ({"monitor": "test/loss", "config": {"CHECKPOINT.LOAD_BEST_AT_END": True}}, "CHECKPOINT.BEST.METRIC"),
+    ]
+    for options, named in impossible:
+        with pytest.raises(ConfigError, match=named):
+            make(**options).train()
+        assert not (tmp_path / "run" / "metrics.json").exists()
+    evaluations = EvalHook(3, lambda: {"val": {"a": 1.0}})
+    possible = [
+        {"hooks": [EarlyStopping("own/entropy")], "model": Watching, "loss": None},
+        {"hooks": [evaluations, EarlyStopping("val/a")]},
+        {"hooks": [EarlyStopping("test/loss")], "test": points(seed=1)},
+    ]
+    for number, options in enumerate(possible):
+        assert make(folder=str(number), **options).train().reason == "completed"
+    assert "EarlyStopping(metric='test/loss') stops nothing: TEST.EVAL_PERIOD is 0" in log.text

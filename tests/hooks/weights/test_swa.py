@@ -3,7 +3,7 @@
 import pytest
 import torch
 from fvcore.nn.precise_bn import update_bn_stats
-from small_runs import config_trainer, load
+from small_runs import Net, config_trainer, load
 
 from hookline.config import ConfigError
 from hookline.engine import DefaultTrainer, SimpleTrainer
@@ -92,3 +92,14 @@ def test_invalid_arguments_and_batch_norms_without_data_are_errors_before_traini
     trainer.register_hooks([SWA()])
     with pytest.raises(ConfigError, match="data_loader"):
         trainer.train(0, 1)
+
+
+@pytest.mark.parametrize("arguments", [{"start": 50}, {"every": 20}])
+def test_an_average_that_is_never_due_is_a_warning_at_the_start(log, arguments):
+    model = Net()
+    trainer = SimpleTrainer(model, [torch.ones(1, 2)] * 4, torch.optim.SGD(model.parameters(), 0.1))
+    seen = CallbackHook(before_step=lambda trainer: messages.append(log.text))
+    messages = []
+    trainer.register_hooks([SWA(**{"start": 0, "every": 1, **arguments}), seen])
+    trainer.train(0, 10)
+    assert "SWA: there will be no average" in messages[0]
