@@ -51,6 +51,11 @@ def gathered(tensor: Any) -> Any:
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
+def in_double(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of numbers in float64; on mps, which has none, in float32."""
+    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
+
+
 def class_names_of(dataset: Any) -> list[str]:
     """Return ``classes`` of a data set, such as an ``ImageFolder``, also in a ``Subset`` or a loader; or []."""
     while not hasattr(dataset, "classes") and hasattr(dataset, "dataset"):

@@ -245,7 +245,7 @@ class MediaStorage:
             "num": finite.numel(),
             "sum": finite.sum().item(),
             "sum_squares": (finite**2).sum().item(),
-            "bucket_limits": torch.linspace(low, high, steps=bins + 1)[1:].tolist(),
+            "bucket_limits": torch.linspace(low, high, steps=bins + 1, dtype=torch.float32)[1:].tolist(),
             "bucket_counts": torch.histc(finite, bins).tolist(),
             "global_step": self.iter,
         }

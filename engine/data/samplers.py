@@ -253,7 +253,8 @@ class RepeatFactorTrainingSampler(TrainingSampler):
             category: max(1.0, (repeat_thresh * len(samples) / number) ** (0.5 if sqrt else 1.0))
             for category, number in frequency.items()
         }
-        return torch.tensor([max((factor[category] for category in ids), default=1.0) for ids in samples])
+        factors = [max((factor[category] for category in ids), default=1.0) for ids in samples]
+        return torch.tensor(factors, dtype=torch.float32)
 
     def _get_epoch_indices(self, generator: torch.Generator) -> torch.Tensor:
         """The indices of one pass, before they are shuffled. A subclass may override this method."""

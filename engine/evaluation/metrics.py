@@ -17,6 +17,7 @@ from torch import nn
 
 from ...config import CfgNode, ConfigError, Registry
 from ...config.signatures import parameters_of
+from ...hooks.common import in_double
 from .. import comm
 from ..data.loader import move_to_device
 from ..modeling.adapters import entries_of, terms_of
@@ -58,9 +59,7 @@ class MeanMetric:
 
     def add(self, total: torch.Tensor, count: torch.Tensor | int) -> None:
         """Add a batch's sum, a scalar tensor, and the number of its terms (an int, or a scalar tensor)."""
-        if total.is_floating_point() and total.device.type != "mps":  # mps has no float64
-            total = total.double()
-        self._sum = self._sum + total.detach()
+        self._sum = self._sum + in_double(total.detach())
         self._count = self._count + count
 
     def compute(self) -> float:
@@ -140,7 +139,7 @@ class Loss(MeanMetric):
         losses = dict(losses)
         count = losses.pop("num_items", samples)
         first, *others = losses.values()
-        total = sum(others, start=first)
+        total = in_double(sum(others, start=first))
         items = torch.as_tensor(count, device=total.device)
         self.add(torch.where(items > 0, total * items, 0.0), items)
 

@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from ...hooks.common import in_double
+
 __all__ = ["count_of_mean", "value_and_terms"]
 
 
@@ -50,7 +52,8 @@ class _Terms(TorchFunctionMode):
         count = count_of_mean(func, wanted) if wanted["reduction"] == "mean" else None
         if count is not None and "ignore_index" in wanted:
             wanted["reduction"] = "sum"
-            result = func(*given.args, **given.kwargs) / torch.where(count > 0, count, 1)
+            total = func(*given.args, **given.kwargs)
+            result = total / torch.where(count > 0, count, 1).to(total.dtype)
         else:
             result = func(*given.args, **given.kwargs)
         if wanted["reduction"] == "sum" and count is None:
@@ -83,7 +86,7 @@ def count_of_mean(func: Any, given: Mapping[str, Any]) -> torch.Tensor | None:
     target, weight = given.get("target"), given.get("weight")
     if func in _OVER_ELEMENTS:
         if func in (F.l1_loss, F.mse_loss) and weight is not None:
-            return weight.sum()
+            return in_double(weight).sum()
         size = torch.broadcast_shapes(given["input"].shape, target.shape).numel()
         return torch.full((), size, device=given["input"].device)
     if "ignore_index" not in given:
@@ -94,4 +97,4 @@ def count_of_mean(func: Any, given: Mapping[str, Any]) -> torch.Tensor | None:
     counted = target != (-100 if given["ignore_index"] is None else given["ignore_index"])
     if weight is None:
         return counted.sum()
-    return (weight[torch.where(counted, target, 0)] * counted).sum()
+    return (in_double(weight)[torch.where(counted, target, 0)] * counted).sum()

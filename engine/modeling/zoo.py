@@ -232,4 +232,4 @@ def _mean_and_count(
     settings = {"weight": loss.weight, "ignore_index": loss.ignore_index, "label_smoothing": loss.label_smoothing}
     total = F.cross_entropy(scores, target, reduction="sum", **settings)
     count = count_of_mean(F.cross_entropy, {"target": target, **settings})
-    return total / torch.where(count > 0, count, 1), count
+    return total / torch.where(count > 0, count, 1).to(total.dtype), count

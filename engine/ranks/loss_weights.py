@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
-from ...hooks.common import local_part
+from ...hooks.common import in_double, local_part
 from .. import comm
 from ..data.batch_sampler import GlobalBatchSampler
 from ..data.epoch_iterator import EpochIterator
@@ -123,6 +123,8 @@ class LossWeights:
             scale = self._unit / self._per_rank(total)
             parameters = [p for group in param_groups for p in group["params"]]
             gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
+            if isinstance(scale, torch.Tensor) and gradients:
+                scale = _like(scale, gradients[0])
             torch._foreach_mul_(gradients, scale)
             losses = {name: loss * scale for name, loss in losses.items()}
         if not self._of_items:
@@ -153,7 +155,7 @@ class LossWeights:
     def _per_rank(self, total: Any) -> Any:
         """Return the mean over ranks of a count whose sum is ``total``; 1 if that is 0, since it is a divisor."""
         if isinstance(total, torch.Tensor):
-            mean = total.to(torch.float32) / self._ranks  # not in the default dtype
+            mean = in_double(total) / self._ranks  # whatever the default dtype is
             return torch.where(total > 0, mean, torch.ones_like(mean))
         return total / self._ranks if total else 1.0
 
@@ -161,7 +163,12 @@ class LossWeights:
 def _weighted(loss: torch.Tensor, weight: Any) -> torch.Tensor:
     """Return ``loss * weight``, or 0 for a weight of 0: the mean of nothing is NaN."""
     if isinstance(weight, torch.Tensor):
-        return torch.where(weight > 0, loss * weight, 0.0)
+        return torch.where(weight > 0, loss * _like(weight, loss), 0.0)
     if weight == 1.0:  # ranks with equal shares
         return loss
     return loss * weight if weight else torch.where(torch.isnan(loss), 0.0, loss) * 0.0
+
+
+def _like(factor: torch.Tensor, one: torch.Tensor) -> torch.Tensor:
+    """Return a scalar in the dtype of the tensor that it multiplies, but at least in float32."""
+    return factor.to(torch.promote_types(one.dtype, torch.float32))

@@ -63,7 +63,7 @@ class NonFinitePolicy:
         self._waits = True  # on the CPU, reading a result waits for nothing else
         self._sharded = self._differs = False  # gradients: whether sharded; whether each rank has only a part
         self._one_kind = True  # of tensors, so that one call checks them
-        self._flag, self._one = torch.zeros(()), torch.ones(())
+        self._flag, self._one = torch.zeros((), dtype=torch.float32), torch.ones((), dtype=torch.float32)
         self._finding: tuple[int, bool, int, str] | None = None  # the first of this rank, which all ranks will raise
 
     def call_own_check(self, trainer: Any, losses: Mapping[str, torch.Tensor]) -> None:
@@ -142,7 +142,7 @@ class NonFinitePolicy:
     def _find(self, tensors: list[torch.Tensor], found: torch.Tensor, exchange: bool = True) -> torch.Tensor:
         """Set a flag if something in ``tensors`` is not finite, on any rank. Does not wait for the device."""
         if self._one.device != found.device:
-            self._one = torch.ones((), device=found.device)
+            self._one = torch.ones((), dtype=torch.float32, device=found.device)
         if self._one_kind:
             try:
                 _check_all(tensors, found, self._one)
@@ -160,7 +160,7 @@ class NonFinitePolicy:
             tensors += own
         # A norm for clipping would carry the NaN to ranks that do not skip the update.
         alone = trainer.clip_gradients is None and self._raises_later(trainer)
-        found = self._find(tensors, torch.zeros((), device=device), exchange=not alone)
+        found = self._find(tensors, torch.zeros((), dtype=torch.float32, device=device), exchange=not alone)
         if trainer.grad_scaler is None:
             skip_on_device(optimizers_of(trainer.optimizer), found, self.policy)
         if trainer._averaging_ranks > 1 and self.policy != "skip":  # of this rank alone: all ranks make the update
@@ -320,8 +320,8 @@ def find_nonfinite(tensors: Iterable[torch.Tensor], found: torch.Tensor) -> torc
         else:  # complex
             found.copy_(torch.maximum(found, (~part.isfinite().all()).to(found)))
     for (device, _), parts in groups.items():
-        there = found if device == found.device else torch.zeros((), device=device)
-        _check_all(parts, there, torch.ones((), device=device))
+        there = found if device == found.device else torch.zeros((), dtype=torch.float32, device=device)
+        _check_all(parts, there, torch.ones_like(there))
         if there is not found:
             found.copy_(torch.maximum(found, there.to(found.device)))
     return found

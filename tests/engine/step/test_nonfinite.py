@@ -247,3 +247,16 @@ def test_a_fused_optimizer_skips_its_update_by_itself_and_others_are_refused(cls
     for policy in ("skip", "stop"):
         with pytest.raises(ConfigError, match=rf"SOLVER\.NONFINITE_LOSS: {policy}.*{cls.__name__}"):
             skip_on_device([cls([weight], lr=0.1)], torch.zeros(()), policy)
+
+
+@pytest.mark.parametrize("way", ["plain", "late", "accumulated"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_steps_are_checked_with_another_default_dtype(dtype, way):
+    try:
+        torch.set_default_dtype(dtype)
+        trainer = make(way, data(GOOD, BAD_GRADIENT * (1e300 if dtype is torch.float64 else 1), GOOD), nonfinite="skip")
+        trainer.train(0, 3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (trainer.nonfinite.steps, trainer.model.a.dtype) == (1, dtype)
+    assert trainer.model.a.isfinite().all()
