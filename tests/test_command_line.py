@@ -19,5 +19,6 @@ def test_resume_takes_a_path_but_no_key_behind_it(path, tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     words = [] if path is False else ["--resume"] if path is True else ["--resume", path]
     for parser in (default_argument_parser(), parser_of("train")):
+        assert parser.parse_known_args([*words, "SOLVER.MAX_ITER", "5"])[0].resume == path
         args = parser.parse_args(["SEED", "3", *words, "SOLVER.MAX_ITER", "5"])
         assert (args.resume, args.opts) == (path, ["SEED", "3", "SOLVER.MAX_ITER", "5"])

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from ... import hooks as all_hooks
 from ...config import CfgNode, ConfigError
-from ...config.files.atomic import replace_text
+from ...config.files.atomic import check_no_link, replace_text
 from ...hooks.base import HookBase
 from ...runs.reading import Curve, claim_files, is_measured, read_run
 from .. import comm
@@ -70,6 +70,7 @@ def replay(
         ConfigError: there is no such run; or the step is before its first or after its last one.
     """
     folder = os.path.join(run, f"replay_{iteration}")
+    check_no_link(folder)
     run_config(run, cfg)  # raises an error if there is no such run
     if os.path.exists(folder) and not (os.path.isdir(folder) and set(os.listdir(folder)) <= {_REPORT}):
         raise ConfigError(f"{folder}: has files that no replay has written; move them away, the report goes there")

@@ -88,10 +88,13 @@ class ArgumentParser(argparse.ArgumentParser):
             hint = f"; write config keys without dashes: {unknown[0].strip('-')} VALUE"
         self.exit(2, f"error: {message}{hint}\n")
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         resume = self._option_string_actions.get("--resume")
-        if resume is not None and resume.nargs == "?":
-            args = _with_resume(sys.argv[1:] if args is None else list(args))
+        if resume is not None and resume.nargs == "?":  # not a script's own
+            args = _join_resume(sys.argv[1:] if args is None else list(args))
+        return super().parse_known_args(args, namespace)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         if namespace is not None or not self.ours:
             return self.parse_intermixed_args(args, namespace)
         parsed = self.parse_intermixed_args(args, Namespace())
@@ -100,7 +103,7 @@ class ArgumentParser(argparse.ArgumentParser):
         return parsed
 
 
-def _with_resume(words: list[str]) -> list[str]:
+def _join_resume(words: list[str]) -> list[str]:
     """Join ``--resume`` and a path behind it, which may also be the first of the KEY VALUE pairs."""
     joined: list[str] = []
     for word in words:

@@ -26,10 +26,11 @@ def test_only_an_earlier_plot_is_replaced(tmp_path, name):
     runs, out = read_runs([make_run(tmp_path / "one")]), tmp_path / name
     for _ in range(2):
         write_curves(runs, str(out), ["loss"])
-    out.write_text("mine")
-    with pytest.raises(ConfigError, match="is no output of hookline"):
-        write_curves(runs, str(out), ["loss"])
-    assert out.read_text() == "mine"
+    for path in (out, tmp_path / "one/curves.png"):  # in the folder of another program's run
+        path.write_text("mine")
+        with pytest.raises(ConfigError, match="is no output of hookline"):
+            write_curves(runs, str(out) if path == out else "", ["loss"])
+        assert path.read_text() == "mine"
 
 
 def test_wrong_names_leave_the_files_of_the_folder_alone(tmp_path):

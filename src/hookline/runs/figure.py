@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ..config.errors import ConfigError
 from ..config.files.atomic import replace_file
+from ..config.files.run_folder import RECORDS
 from .reading import WRITTEN_BY, Run, check_output, claim_files, select_metrics
 
 __all__ = ["NO_MATPLOTLIB", "write_curves"]
@@ -51,7 +52,8 @@ def write_curves(
     figure = Figure(figsize=(5 * columns, 3.2 * lines), layout="constrained")
     of_a_run = not out and len(runs) == 1
     path = out or (os.path.join(runs[0].path, "curves.png") if of_a_run else "curves.png")
-    if not of_a_run:
+    claims = of_a_run and os.path.isdir(os.path.join(runs[0].path, RECORDS))
+    if not claims:
         check_output(path)
     kind = os.path.splitext(path)[1][1:].lower()
     for number, (title, names) in enumerate(charts.items(), 1):
@@ -67,7 +69,7 @@ def write_curves(
             place.plot(x, y, marker="." if len(x) == 1 else "", label=label)
         if len(found) > 1:
             place.legend(fontsize=8)
-    if of_a_run:
+    if claims:
         claim_files(runs[0].path, ["curves.png"])
     metadata = {"Software" if kind == "png" else "Creator": WRITTEN_BY} if kind in ("png", "svg", "pdf") else None
     try:
