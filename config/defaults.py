@@ -61,13 +61,13 @@ _C.MODEL.WEIGHTS_FROM = Typed("auto", one_of("auto", "model", "averaged"))
 _C.MODEL.WEIGHTS_OPTIMIZER = False
 # True: WEIGHTS must match the model exactly. False: weights that do not match are skipped and logged.
 _C.MODEL.WEIGHTS_STRICT = False
-# A component of LOSS_REGISTRY, called as loss(model(x), y) on batches (x, y), (x1, x2, y) or dicts.
+# A component of LOSS_REGISTRY, called as loss(model(x), y) on batches (x, y), (x1, x2, y), dicts, dataclasses.
 # Empty: the model receives the batch and returns its losses.
 _C.MODEL.LOSS = CN()
 _C.MODEL.LOSS.NAME = ""
 _C.MODEL.LOSS.ARGS = CN(new_allowed=True)
-# How the model receives a batch's inputs: "batch" (one argument), "tuple" (one argument each), "kwargs" (dict entries
-# that forward() takes by name) or "auto" (by forward()'s signature; docs/models.md).
+# How the model receives a batch's inputs: "batch" (one argument), "tuple" (one argument each), "kwargs" (entries of a
+# dict or dataclass that forward() takes by name) or "auto" (by forward()'s signature; docs/models.md).
 _C.MODEL.INPUTS = Typed("auto", one_of("auto", "batch", "tuple", "kwargs"))
 # For dict batches whose names differ from forward()'s: {entry: parameter}. INPUTS is then "kwargs".
 _C.MODEL.INPUT_MAPPING = CN(new_allowed=True)

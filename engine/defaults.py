@@ -24,6 +24,7 @@ from .checkpoint import checkpointer_for, unwrap_model
 from .compat.ported_trainer import InnerTrainer, support
 from .data.build import NoTrainData, build_test_loader, build_train_loader, check_same_length
 from .evaluation import DatasetEvaluator, build_evaluator, evaluation_context, testing, verify_results
+from .evaluation.evaluator import initialized
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from .modeling.loss_module import attached_to
 from .parallel.base import build_strategy, build_wrapped
@@ -100,7 +101,7 @@ class DefaultTrainer(SimpleTrainer):
         if strategy.data_size < comm.get_world_size():  # ranks that share a batch need equal random numbers
             start.seed_all_rng((cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()) + strategy.data_rank)
         self.given = cfg = self.auto_scale_workers(cfg, strategy.data_size)
-        model = build_wrapped(partial(self.build_model, cfg), strategy, device)
+        model = build_wrapped(lambda: initialized(self.build_model(cfg), cfg, self), strategy, device)
         adapter, plain = self.build_adapter(cfg), unwrap_model(model)
         with attached_to(plain, getattr(adapter, "loss", None)):
             optimizer, problem = optimizer_or_problem(partial(self.build_optimizer, cfg, plain))

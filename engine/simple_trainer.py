@@ -166,6 +166,9 @@ class SimpleTrainer(TrainerBase):
         if self.zero_grad_before_forward:
             self.zero_grad()
         loss_dict = forward_backward_weighted(self, batch) if weighted else self.forward_backward(batch)
+        if not loss_dict:
+            self.storage.put_scalar("data_time", data_time)
+            return self.nonfinite.count_skipped(self.iter)
         self.nonfinite.call_own_check(self, loss_dict)
         self._write_metrics(loss_dict, data_time)
         self.optimizer_step()
@@ -196,12 +199,14 @@ class SimpleTrainer(TrainerBase):
             share: the micro-batch's part of this rank's samples.
 
         Returns:
-            The weighted losses by name.
+            The weighted losses by name; empty if the model skips the batch.
         """
         listeners = self._listeners
         if listeners["before_forward"]:
             self.emit("before_forward", batch)
         loss_dict = self.forward(batch)
+        if not loss_dict:
+            return {} if weights is None else weights.apply({}, share)
         terms = None if weights is None else loss_dict.pop("num_terms", None)
         if listeners["after_forward"]:
             self.emit("after_forward", batch, loss_dict)

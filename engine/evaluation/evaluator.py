@@ -2,17 +2,21 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, islice, repeat
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
+from ...config import CfgNode, ConfigError
+from ...config.errors import MismatchError
 from ...hooks.common import has_shards, optimizer_in_eval_mode, sized, unwrap_model
 from ...hooks.event_storage import EventStorage, has_event_storage
 from ...hooks.writers.bars import with_progress
 from .. import comm
+from ..data.build import NoTrainData
 from ..data.loader import move_to_device, whole_pass
 
 __all__ = [
@@ -23,6 +27,7 @@ __all__ = [
     "evaluation_context",
     "inference_context",
     "inference_on_dataset",
+    "initialized",
     "outputs_of",
     "predictions",
     "scratch_storage",
@@ -193,6 +198,31 @@ def inference_context(model: Any) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+def initialized(model: nn.Module, cfg: CfgNode, parts: Any) -> nn.Module:
+    """Return a model whose lazy modules, such as ``LazyLinear``, have weights, by the shapes of a training batch.
+
+    Its other modules do not change: they are in eval mode.
+
+    Args:
+        model: any. Without lazy modules nothing is done.
+        cfg: the whole config.
+        parts: a trainer's class, or another object with its ``build_train_loader`` and ``build_adapter``.
+
+    Raises:
+        ConfigError: the training data can be read only once.
+    """
+    if not any(map(is_lazy, model.parameters())) or isinstance(loader := parts.build_train_loader(cfg), NoTrainData):
+        return model
+    if iter(loader) is loader:
+        raise ConfigError("MODEL: the data can be read only once; call the model once for the weights of lazy modules")
+    batch, _ = next(whole_pass(loader))
+    # In training mode for its losses, which a module in it may compute: that stays in eval mode and returns others.
+    with inference_context(model), torch.no_grad(), suppress(MismatchError):
+        model.training = True
+        parts.build_adapter(cfg).losses(model, move_to_device(batch, next(model.parameters()).device))
+    return model
 
 
 def outputs_of(

@@ -22,7 +22,7 @@ from ...config import ConfigError
 from ...config.files.atomic import replace_file, temporary_path
 from ...config.files.run_folder import claim
 from ...config.values import one_of
-from ...hooks.common import class_names_of
+from ...hooks.common import class_names_of, fields_of
 from .. import comm
 from ..data.loader import batch_size_of
 from ..modeling.adapters import ModelAdapter, entries_of, without_loss
@@ -217,7 +217,7 @@ def prediction_rows(
     """
     names, files = class_names_of(loader), _files(loader)
     for batch, outputs in pairs:
-        entries = batch if isinstance(batch, Mapping) else {}
+        entries = batch if isinstance(batch, Mapping) else fields_of(batch)
         row: dict[str, Any] = {}
         for column in columns or ("prediction",):
             if column == "prediction":

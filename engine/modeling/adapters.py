@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...config import ConfigError
 from ...config.errors import MismatchError, suggest
 from ...config.signatures import Parameters, parameters_of
-from ...hooks.common import has_shards, local_part, unwrap_model
+from ...hooks.common import fields_of, has_shards, local_part, unwrap_model
 from .loss_terms import value_and_terms
 
 logger = logging.getLogger(__name__)
@@ -56,8 +56,14 @@ class _Call:
             return self.step(batch)
         inputs = batch if self.part is None else batch[self.part]
         if self.names is not None:
-            return self.model(**{name: inputs[entry] for name, entry in self.names.items()})
+            return self.model(**self.named(inputs))
         return self.model(*inputs) if self.unpacked else self.model(inputs)
+
+    def named(self, inputs: Any) -> dict[str, Any]:
+        """Return the keyword arguments, from the entries of a dict or the fields of a dataclass."""
+        assert self.names is not None
+        entries = inputs if isinstance(inputs, Mapping) else fields_of(inputs)
+        return {name: entries[entry] for name, entry in self.names.items()}
 
     def __str__(self) -> str:
         part = "" if self.part is None else "[0]" if self.part == 0 else "[:-1]"
@@ -78,12 +84,13 @@ class ModelAdapter:
     Args:
         loss: called with the model's output and the batch's target. It returns a scalar tensor, that and the number of
             items it is the mean of, or a dict of scalar tensors, whose sum is minimised. Batches are ``(x, y)``,
-            ``(x1, x2, y)``, or dicts with an entry for the target, of tensors (N, ...). If None, the model receives the
-            whole batch; it returns its losses in training mode, predictions in eval mode.
+            ``(x1, x2, y)``, or dicts or dataclasses with an entry for the target, of tensors (N, ...). If None, the
+            model receives the whole batch; it returns its losses in training mode, predictions in eval mode.
         inputs: how the inputs are passed. "batch": all in one argument. "tuple": one argument per entry. "kwargs":
-            entries of a dict that ``forward`` takes, by name. "auto": entries of a dict by name if parameters of
-            ``forward`` have their names; entries of a tuple as arguments if ``forward`` requires several, or without a
-            loss if it names a target, such as ``forward(x, targets=None)``; otherwise one argument.
+            entries of a dict or dataclass that ``forward`` takes, by name. "auto": these by name if parameters of
+            ``forward`` have their names, or if it is ``forward(*args, **kwargs)``; entries of a tuple as arguments if
+            ``forward`` requires several, or without a loss if it names a target, such as ``forward(x, targets=None)``;
+            otherwise one argument.
         input_mapping: maps names of entries to names of ``forward``'s parameters. Implies "kwargs".
         output_mapping: maps names of the model's outputs to names of the loss's parameters. By default, a loss of
             torch receives the only output or the one named "logits", any other loss the whole output. Without a loss,
@@ -153,7 +160,8 @@ class ModelAdapter:
 
         Returns:
             Scalar tensors by name; training minimises their sum. If the model or the loss returns the number of items
-            (such as tokens) of its mean, the entry "num_items" is that number, an int or a scalar tensor.
+            (such as tokens) of its mean, the entry "num_items" is that number, an int or a scalar tensor. Empty if the
+            model's ``train_step`` returns None, which skips the batch.
 
         Raises:
             TypeError: the batch does not fit, or the result is not a loss.
@@ -163,7 +171,9 @@ class ModelAdapter:
             call = self._training = self._call(model, batch, training=True)
         output = self._run(call, batch)
         if call.target is not None:
-            return self._terms(output, batch[call.target])
+            return self._terms(output, _entry(batch, call.target))
+        if output is None and call.step is not None:
+            return {}
         losses = losses_of(output)
         # A warning only: code written for detectron2 may mean the sum. torch.compile cannot log.
         if not call.checked and not torch.compiler.is_compiling():
@@ -251,7 +261,7 @@ class ModelAdapter:
         targets = {self.target} if self.target else set(TARGET_NAMES)
         try:
             if call.names is not None:
-                chosen = {name: inputs[entry] for name, entry in call.names.items() if entry not in targets}
+                chosen = {name: value for name, value in call.named(inputs).items() if call.names[name] not in targets}
                 return module.generate(**chosen, **settings)
             return module.generate(*(inputs if call.unpacked else (inputs,)), **settings)
         except (TypeError, ValueError) as error:
@@ -284,7 +294,7 @@ class ModelAdapter:
         Raises:
             TypeError: the batch has no target.
         """
-        return batch[self._target_entry(batch)]
+        return _entry(batch, self._target_entry(batch))
 
     def predictions(self, output: Any) -> Any:
         """Return the predictions in what ``forward`` returned, such as scores (N, C): what metrics receive."""
@@ -351,8 +361,9 @@ class ModelAdapter:
         if has_target and isinstance(batch, tuple | list):
             call.part = self._inputs_part(batch, taken, training)
         inputs = batch if call.part is None else batch[call.part]
-        if isinstance(inputs, Mapping) and self.inputs in ("auto", "kwargs"):
-            call.names = self._by_name(inputs, taken, training, is_batch=has_target and inputs is batch)
+        entries = inputs if isinstance(inputs, Mapping) else fields_of(inputs)
+        if (entries or isinstance(inputs, Mapping)) and self.inputs in ("auto", "kwargs"):
+            call.names = self._by_name(entries, taken, training, is_batch=has_target and inputs is batch)
         elif isinstance(inputs, tuple | list) and self.inputs in ("auto", "tuple"):
             call.unpacked = self.inputs == "tuple" or self._is_unpacked(inputs, taken, call.part, has_target)
         elif self.inputs == "kwargs" or (self.inputs == "tuple" and (isinstance(inputs, Mapping) or not has_target)):
@@ -386,8 +397,10 @@ class ModelAdapter:
             is_batch: whether the dict may have the loss's target, which is not an input.
         """
         target = self._target_name(inputs, required=training) if is_batch else None
-        names = [name for name in inputs if name != target]
-        takes_one = (taken.positions or taken.any_position) and len(taken.required) <= 1
+        names = [name for name in inputs if name != target and (name != "num_samples" or name in taken.keywords)]
+        # A wrapper passes on what it gets: forward(*args, **kwargs).
+        takes_any = taken.any_position and taken.any_keyword and not taken.positions
+        takes_one = (taken.positions or taken.any_position) and len(taken.required) <= 1 and not takes_any
         if self.inputs == "auto" and target is None and takes_one and not taken.keywords.keys() & set(names):
             return None
         chosen: dict[str, Any] = {}  # from parameter to entry
@@ -431,13 +444,13 @@ class ModelAdapter:
 
     def _target_entry(self, batch: Any) -> Any:
         """Return the entry of a batch that is its target: -1 or a name."""
-        if isinstance(batch, Mapping):
-            return self._target_name(batch)
+        if entries := batch if isinstance(batch, Mapping) else fields_of(batch):
+            return self._target_name(entries)
         if isinstance(batch, tuple | list) and len(batch) >= 2:
             return -1
         raise MismatchError(
-            f"expected a batch (x, y) or a dict, got {describe(batch)}. MODEL.LOSS and targets need such batches; "
-            'otherwise set MODEL.LOSS.NAME to "" and let the model return its losses'
+            f"expected a batch (x, y), a dict or a dataclass, got {describe(batch)}. MODEL.LOSS and targets need such "
+            'batches; otherwise set MODEL.LOSS.NAME to "" and let the model return its losses'
         )
 
     def _renamed(self, output: Any) -> dict[str, Any]:
@@ -466,6 +479,11 @@ class ModelAdapter:
             f"{self._loss_name} takes one tensor, the model returned: {_listed(entries)}. Select one with "
             f"MODEL.OUTPUT_MAPPING, such as {{{next(iter(entries), 'name')}: input}}"
         )
+
+
+def _entry(batch: Any, entry: Any) -> Any:
+    """Return an entry of a tuple or dict, or a field of a dataclass."""
+    return batch[entry] if isinstance(batch, tuple | list | Mapping) else getattr(batch, entry)
 
 
 def _form(batch: Any) -> Any:
@@ -546,8 +564,8 @@ def entries_of(output: Any) -> Mapping[Any, Any] | None:
     """Return an output's parts by name; None if they have no names."""
     if isinstance(output, Mapping):
         return output
-    if is_dataclass(output) and not isinstance(output, type):
-        return {field.name: getattr(output, field.name) for field in fields(output)}
+    if found := fields_of(output):
+        return found
     if isinstance(output, tuple) and hasattr(output, "_asdict"):
         return output._asdict()
     return None
@@ -710,8 +728,9 @@ def describe(value: Any) -> str:
 def _described(value: Any, depth: int) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} tensor {tuple(value.shape)}"
-    if isinstance(value, Mapping) and depth < 3:
-        parts = ", ".join(f"{name}: {_described(part, depth + 1)}" for name, part in value.items())
+    entries = value if isinstance(value, Mapping) else fields_of(value)
+    if entries and depth < 3:
+        parts = ", ".join(f"{name}: {_described(part, depth + 1)}" for name, part in entries.items())
         return f"{type(value).__name__} {{{parts}}}"
     if isinstance(value, tuple | list) and depth < 3 and len(value) <= 8:
         return f"{type(value).__name__} ({', '.join(_described(part, depth + 1) for part in value)})"

@@ -10,8 +10,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ...hooks.common import in_double
-
 __all__ = ["count_of_mean", "value_and_terms"]
 
 
@@ -86,7 +84,7 @@ def count_of_mean(func: Any, given: Mapping[str, Any]) -> torch.Tensor | None:
     target, weight = given.get("target"), given.get("weight")
     if func in _OVER_ELEMENTS:
         if func in (F.l1_loss, F.mse_loss) and weight is not None:
-            return in_double(weight).sum()
+            return weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32))
         size = torch.broadcast_shapes(given["input"].shape, target.shape).numel()
         return torch.full((), size, device=given["input"].device)
     if "ignore_index" not in given:
@@ -97,4 +95,5 @@ def count_of_mean(func: Any, given: Mapping[str, Any]) -> torch.Tensor | None:
     counted = target != (-100 if given["ignore_index"] is None else given["ignore_index"])
     if weight is None:
         return counted.sum()
-    return (in_double(weight)[torch.where(counted, target, 0)] * counted).sum()
+    weights = weight[torch.where(counted, target, 0)] * counted
+    return weights.sum(dtype=torch.promote_types(weight.dtype, torch.float32))

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
+from ...config.errors import MismatchError
 from ...hooks.common import in_double, local_part
 from .. import comm
 from ..data.batch_sampler import GlobalBatchSampler
@@ -71,6 +72,7 @@ class LossWeights:
         self._rank_share: float | None = None
         self._counts: list[Any] = []
         self._of_items = False
+        self._skipped = 0.0  # the share of micro-batches without losses
         # The number of items that counts as 1: that of the first micro-batch, so that losses and gradients keep their
         # usual size. The number in the whole batch is known only after the last micro-batch; see finish.
         self._unit: Any = None
@@ -84,6 +86,14 @@ class LossWeights:
             share: the micro-batch's part of this rank's samples. 0 for a repeated one, which must not count.
             terms: number of terms that the loss is the mean of, or "sum"; None: it is the mean over samples.
         """
+        if not losses:
+            if self._ranks > 1:
+                raise MismatchError(
+                    f"train_step() returned None on rank {comm.get_rank()}: ranks exchange gradients in each step, so "
+                    "return a loss of 0 that depends on all parameters, such as sum(p.sum() for p in parameters) * 0"
+                )
+            self._skipped += share
+            return {}
         num_items = losses.pop("num_items", None)
         self._of_items |= num_items is not None
         count = terms if num_items is None else num_items
@@ -105,7 +115,7 @@ class LossWeights:
     def finish(
         self, losses: dict[str, torch.Tensor], param_groups: list[dict[str, Any]], several: bool
     ) -> tuple[dict[str, torch.Tensor], Any]:
-        """Scale losses and gradients by the number of items, which is known after the last micro-batch.
+        """Scale losses and gradients by what is known after the last micro-batch: items, and micro-batches skipped.
 
         Args:
             losses: the sums of the weighted losses.
@@ -115,12 +125,13 @@ class LossWeights:
         Returns:
             The losses, and the number of items in the global batch; None if model and loss do not return it.
         """
-        if not self._counts:
-            return losses, None
-        total = self._first_sum
-        if several:
+        total, scale = self._first_sum, None
+        if self._counts and several:
             total = self._sum(sum(self._counts))
             scale = self._unit / self._per_rank(total)
+        elif 0.0 < self._skipped < 1.0:
+            scale = 1.0 / (1.0 - self._skipped)
+        if scale is not None:
             parameters = [p for group in param_groups for p in group["params"]]
             gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
             if isinstance(scale, torch.Tensor) and gradients:

@@ -57,6 +57,7 @@ class NonFinitePolicy:
         self.skip_update = False
         self.steps = 0
         self.in_a_row = 0
+        self._warned = False  # of a batch that was skipped
         self._counted = -1  # the last iteration counted in in_a_row
         self._unread: list[tuple[int, torch.Tensor, bool]] = []  # iteration, flag, whether it is a gradient scaler's
         self._optimizer: Any = None
@@ -265,6 +266,13 @@ class NonFinitePolicy:
             _name_replay(trainer, iteration)
         if self.policy == "skip":
             self._count(iteration, text)
+
+    def count_skipped(self, iteration: int) -> None:
+        """Count a step whose batch the model's ``train_step`` skipped."""
+        if not self._warned:
+            self._warned = True
+            logger.warning("train_step() returned None at iteration %d: such batches are skipped", iteration)
+        self._count(iteration, "train_step() returned None")
 
     def _count(self, iteration: int, text: str) -> None:
         if iteration == self._counted:  # the losses of the step were counted already

@@ -498,3 +498,35 @@ def test_after_train_of_a_subclass_stops_at_an_error_of_a_hook_and_may_raise_its
         trainer.train(0, 2)
     assert recorder.events[-4:] == END
     assert trainer.completed
+
+
+class Skips(nn.Module):
+    """Skips batches whose first number is negative."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(2, 1)
+
+    def train_step(self, x):
+        return None if x[0, 0] < 0 else self.layer(x).square().mean()
+
+
+def test_a_train_step_that_returns_none_skips_its_batch(caplog):
+    good, bad = torch.rand(4, 2), -torch.rand(4, 2)
+
+    def weight(batches, steps, **options):
+        model = Skips()
+        trainer = SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), 0.1), **options)
+        trainer.train(0, steps)
+        assert trainer.iter == steps
+        return model.layer.weight
+
+    expected = weight([good], 1)
+    assert torch.equal(weight([bad, good, bad], 3), expected)
+    assert [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()] == [
+        "train_step() returned None at iteration 0: such batches are skipped"
+    ]
+    torch.testing.assert_close(weight([torch.cat([good, bad])], 1, accumulation_steps=2), expected)
+    with pytest.raises(FloatingPointError, match=r"returned None.*NONFINITE_LIMIT"):
+        weight([bad], 5, nonfinite_limit=3)

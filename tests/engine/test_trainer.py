@@ -635,3 +635,96 @@ def test_hooks_that_watch_what_nothing_gives_are_an_error_in_the_first_step(make
     for number, options in enumerate(possible):
         assert make(folder=str(number), **options).train().reason == "completed"
     assert "EarlyStopping(metric='test/loss') stops nothing: TEST.EVAL_PERIOD is 0" in log.text
+
+
+# ---------------------------------------------------------------------------- batches of any kind
+
+
+@dataclass
+class Fields:
+    """A batch of a person's own, as a graph's."""
+
+    x: torch.Tensor
+    label: torch.Tensor
+
+
+class Opaque(SimpleNamespace):
+    """A batch of which only the model knows what is in it."""
+
+
+def stacked(samples):
+    x, y = zip(*samples, strict=True)
+    return torch.stack(x), torch.stack(y)
+
+
+COLLATE = {
+    "dataclass": lambda samples: Fields(*stacked(samples)),
+    "object": lambda samples: Opaque(x=stacked(samples)[0], label=stacked(samples)[1]),
+    "constants": lambda samples: dict(zip(("x", "label", "scales"), (*stacked(samples), [1.0] * 8), strict=True)),
+    "list of dicts": lambda samples: [{"x": x, "label": y} for x, y in samples],
+    "time first": lambda samples: (stacked(samples)[0].T, stacked(samples)[1]),
+    "nested": lambda samples: (torch.nested.nested_tensor([x for x, _ in samples]), stacked(samples)[1]),
+}
+
+
+class OfAny(Net):
+    """Returns its own loss for any of these batches."""
+
+    def forward(self, batch):
+        if isinstance(batch, list):
+            x, y = stacked([(one["x"], one["label"]) for one in batch])
+        elif isinstance(batch, tuple):
+            x = batch[0].to_padded_tensor(0.0) if batch[0].is_nested else batch[0]
+            x, y = (x.T if len(x) == 4 and x.shape[1] != 4 else x), batch[1]
+        else:
+            x, y = (batch["x"], batch["label"]) if isinstance(batch, dict) else (batch.x, batch.label)
+        return {"loss": nn.functional.cross_entropy(self.layers[0](x)[:, :3], y)}
+
+
+@pytest.mark.parametrize("kind", COLLATE)
+def test_any_batch_is_counted_and_cut_by_its_samples(make, kind):
+    rows = list(zip(*points(23).tensors, strict=True))
+    config = {"DATALOADER.COLLATE_FN": COLLATE[kind], "SOLVER.OPTIMIZER.NAME": "SGD"}
+    found = []
+    for parts in (1, 3):
+        trainer = make(
+            OfAny, rows, rows, loss=None, metrics=["Loss"], config={**config, "SOLVER.ACCUMULATION_STEPS": parts}
+        )
+        metric = trainer.train().metrics["test/loss"]
+        scores = trainer.model.layers[0](points(23).tensors[0])[:, :3]
+        assert metric == pytest.approx(nn.functional.cross_entropy(scores, points(23).tensors[1]).item(), rel=1e-5)
+        found.append(weights(trainer))
+    torch.testing.assert_close(*found)
+
+
+def test_a_dataclass_is_a_batch_by_the_names_of_its_fields(make):
+    rows = list(zip(X, Y, strict=True))
+    config = {"DATALOADER.COLLATE_FN": COLLATE["dataclass"]}
+    trainer = make(Net, rows, rows, metrics=["Accuracy"], config=config)
+    assert "test/accuracy" in trainer.train().metrics
+    assert trainer.predict(rows).shape == (24, 3)
+    assert torch.equal(weights(trainer), weights(trained(make(Net, rows))))
+
+
+def trained(trainer):
+    trainer.train()
+    return trainer
+
+
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(3))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_lazy_modules_get_their_weights_from_a_batch_and_are_resumed(make, optimizer, tmp_path):
+    config = {"HOOKS": [{"NAME": "EMA", "ARGS": {"decay": 0.9}}], "SOLVER.WEIGHT_DECAY_NORM": 0.0}
+    whole = trained(make(Lazy, optimizer=optimizer, lr=0.1, config=config, folder="whole"))
+    trained(make(Lazy, optimizer=optimizer, lr=0.1, config=config, length=3))
+    resumed = make(Lazy, optimizer=optimizer, lr=0.1, config=config)
+    resumed.train(resume=True)
+    assert torch.equal(weights(resumed), weights(whole))

@@ -1,3 +1,4 @@
+import math
 from collections import OrderedDict, UserDict, namedtuple
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -299,3 +300,49 @@ def test_a_loss_beside_others_is_summed_with_a_warning_and_refused_if_the_users_
     assert caplog.text.count("'loss' is returned beside ce, kl") == 1
     with pytest.raises(TypeError, match="'loss' is returned beside ce, kl"):
         ModelAdapter(lambda output, target: terms).losses(nn.Identity(), (SCORES, SCORES))
+
+
+@dataclass
+class Photo:
+    image: torch.Tensor
+    label: torch.Tensor
+
+
+class Wrapper(nn.Module):
+    """Passes on what it gets, as peft's models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = None
+
+    def forward(self, *args, **kwargs):
+        self.seen = args, kwargs
+        return {"loss": LOSS}
+
+
+def test_a_dict_goes_by_name_to_a_forward_that_takes_anything_and_other_batches_whole():
+    wrapper, image = Wrapper(), torch.zeros(2)
+    ModelAdapter().losses(wrapper, {"image": image, "label": 1, "num_samples": 2})
+    assert wrapper.seen == ((), {"image": image, "label": 1})
+    ModelAdapter().losses(wrapper, image)
+    assert wrapper.seen == ((image,), {})
+    ModelAdapter(inputs="batch").losses(wrapper, {"image": image})
+    assert wrapper.seen == (({"image": image},), {})
+
+
+def test_a_dataclass_goes_by_the_names_of_its_fields_or_whole():
+    batch = Photo(torch.ones(2, 3), torch.tensor([0, 1]))
+
+    class ByName(nn.Module):
+        def forward(self, image):
+            return image
+
+    class Whole(nn.Module):
+        def forward(self, batch):
+            return {"loss": LOSS, "same": batch.image}
+
+    adapter = ModelAdapter(nn.CrossEntropyLoss())
+    assert adapter.losses(ByName(), batch)["loss"].item() == pytest.approx(math.log(3))
+    assert adapter.predict(ByName(), batch) is batch.image
+    assert adapter.targets(batch) is batch.label
+    assert ModelAdapter().losses(Whole(), batch) == {"loss": LOSS}
