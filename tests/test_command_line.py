@@ -22,3 +22,9 @@ def test_resume_takes_a_path_but_no_key_behind_it(path, tmp_path, monkeypatch):
         assert parser.parse_known_args([*words, "SOLVER.MAX_ITER", "5"])[0].resume == path
         args = parser.parse_args(["SEED", "3", *words, "SOLVER.MAX_ITER", "5"])
         assert (args.resume, args.opts) == (path, ["SEED", "3", "SOLVER.MAX_ITER", "5"])
+
+
+@pytest.mark.parametrize("option", ["--local-rank=1", "--local_rank=1"])
+def test_the_option_that_torch_distributed_launch_adds_is_accepted(option):
+    args = default_argument_parser().parse_args([option, "--resume", "SEED", "3"])
+    assert (args.local_rank, args.resume, args.opts) == (1, True, ["SEED", "3"])

@@ -710,6 +710,12 @@ def raise_clearer(error: Exception, batch: Any = None, clear: Exception | None =
             "the loss does not depend on the model's parameters: an output or the loss was detached (by detach(), "
             "no_grad(), item() or numpy()), or the parameters in use do not require a gradient"
         )
+    elif "got mixed torch.Tensor and DTensor" in message:
+        clear = ConfigError(
+            "PARALLEL.NAME: a parameter that is sharded over ranks was used outside of forward() of its unit, where it "
+            "is not whole, as in a penalty on weights. Use SOLVER.WEIGHT_DECAY; or raise PARALLEL.ARGS.min_params, so "
+            "that the module that uses it and its submodules are one unit; or set PARALLEL.NAME to ddp"
+        )
     elif 'missing the required "forward"' in message:  # in torch's words
         clear = MismatchError(message)
     if clear is not None:

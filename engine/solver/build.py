@@ -129,6 +129,11 @@ def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | N
     if only is not None:
         groups = [{**group, "params": [p for p in group["params"] if p in only]} for group in groups]
         groups = [group for group in groups if group["params"]]
+    if getattr(target, "__name__", "") == "Adafactor" and any(map(is_sharded, model.parameters())):
+        raise ConfigError(
+            "SOLVER.OPTIMIZER.NAME: Adafactor cannot update parameters that are sharded over ranks (PARALLEL.NAME), as "
+            "its factors need whole matrices: use AdamW, or PARALLEL.NAME ddp"
+        )
     offered = {"lr": solver.BASE_LR, "weight_decay": solver.WEIGHT_DECAY}
     if is_sgd:
         offered |= {"momentum": solver.MOMENTUM, "nesterov": solver.NESTEROV}

@@ -38,6 +38,8 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
     )
     add_options(parser, "config_file", "resume", "eval_only", "predict", "replay", "samples", "dry_run")
     add_options(parser, *PROCESSES, "opts")
+    # torch.distributed.launch adds it to the command line; LOCAL_RANK says the same.
+    parser.add_argument("--local-rank", "--local_rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.ours = list(parser._actions)
     return parser
 

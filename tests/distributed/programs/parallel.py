@@ -154,7 +154,10 @@ def check_each_optimizer_updates_shards_like_whole_weights_or_is_refused(folder)
             continue
         options = {"make": matrix, "adapter": SQUARES} if name == "Muon" else {"make": plain}
         options["data"] = points(11)
-        if name in ("Adafactor", "Rprop", "SparseAdam"):  # torch 2.13 cannot step these over shards
+        if name == "Adafactor":
+            with pytest.raises(ConfigError, match="Adafactor cannot update parameters that are sharded"):
+                compare(cfg=config(f"torch.optim:{name}"), **options)
+        elif name in ("Rprop", "SparseAdam"):  # torch 2.13 cannot step these over shards
             with pytest.raises(Exception, match=r"\w"):
                 compare(cfg=config(f"torch.optim:{name}"), **options)
         else:  # Muon computes in bfloat16
@@ -162,6 +165,21 @@ def check_each_optimizer_updates_shards_like_whole_weights_or_is_refused(folder)
     assert compare(plain, config("SGD", foreach=True))[1] < 1e-4
     with pytest.raises(Exception, match=r"\w"):  # of torch: a fused step cannot update shards
         compare(plain, config("SGD", fused=True))
+
+
+class Penalized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = plain()
+
+    def forward(self, x):
+        return self.net(x) + sum(parameter.square().sum() for parameter in self.parameters())
+
+
+def check_a_penalty_on_shards_is_one_line_that_says_what_to_do(folder):
+    with pytest.raises(ConfigError, match=r"PARALLEL\.ARGS\.min_params"):
+        compare(Penalized)
+    assert compare(Penalized, strategy=FSDP2(min_params=10**6))[1] < 1e-4
 
 
 def check_gradients_are_clipped_as_those_of_the_whole_model(folder):
