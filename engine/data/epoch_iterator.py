@@ -44,7 +44,7 @@ class EpochIterator:
     def __init__(
         self, loader: Any, length: "int | Callable[[Any], int | None] | None" = None, listener: Any = None
     ) -> None:
-        self._given = loader, length
+        self._given: Any = loader, length
         self.loader = loader.loader if isinstance(loader, LimitedLoader) else loader
         self._stateful = has_state(self.loader)
         self._measure()

@@ -20,6 +20,7 @@ from ...hooks.common import convert, fields_of, length_of, may_be_samples, sampl
 from ...hooks.control.interruption import STOP_SIGNALS, announce_exit_to_workers, leave_signals_to_parent
 from ..modeling.adapters import describe
 from .batch_sampler import PlacedBatch
+from .datasets import MapDataset
 from .seeding import COLLATE, SAMPLE, generators_for_reading, seed_generators, stream_key
 
 _NOTE = "while reading "
@@ -381,11 +382,11 @@ def whole_pass(loader: Iterable[Any]) -> Iterator[tuple[Any, int | None]]:
 
 
 def begin_dataset_epoch(dataset: Any, epoch: int) -> None:
-    """Call ``set_epoch(epoch)`` of a data set, or of those that a ``Subset`` or ``ConcatDataset`` is made of."""
+    """Call ``set_epoch(epoch)`` of a data set, or of those that a Subset, MapDataset or ConcatDataset is made of."""
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(epoch)
-    elif isinstance(dataset, Subset):
-        begin_dataset_epoch(dataset.dataset, epoch)
+    elif isinstance(dataset, Subset | MapDataset):
+        begin_dataset_epoch(dataset.dataset if isinstance(dataset, Subset) else dataset._dataset, epoch)
     elif isinstance(dataset, ConcatDataset):
         for part in dataset.datasets:
             begin_dataset_epoch(part, epoch)

@@ -111,9 +111,12 @@ class StatisticsData:
             generator = getattr(self._loader, "generator", None)
             self._generator_state = generator.get_state() if generator is not None else None
         loader = self._loader
+        if hasattr(loader, "follow_length"):  # of a data set that may change
+            loader.follow_length()
         if self._generator_state is not None:  # each pass draws its workers' seeds from it
             loader.generator.set_state(self._generator_state)
-        for owner in (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None), loader):
+        owners: list[Any] = [getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None), loader]
+        for owner in owners:
             if hasattr(owner, "set_epoch"):
                 owner.set_epoch(number)
                 break

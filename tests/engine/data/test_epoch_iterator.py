@@ -4,11 +4,18 @@ import pytest
 import torch
 from small_runs import Killed
 from torch import nn
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, Subset, TensorDataset
 
 from hookline.config import ConfigError
 from hookline.engine import Trainer
-from hookline.engine.data import ArrayDataset, EpochIterator, EpochSampler, GlobalBatchSampler, TrainingSampler
+from hookline.engine.data import (
+    ArrayDataset,
+    EpochIterator,
+    EpochSampler,
+    GlobalBatchSampler,
+    MapDataset,
+    TrainingSampler,
+)
 from hookline.engine.data.loader import LimitedLoader
 from hookline.hooks import CallbackHook
 
@@ -213,7 +220,7 @@ def test_parts_of_a_data_set_are_told_the_epoch_and_persistent_workers_refuse_an
         data.length = 12 + 4 * trainer.epoch
 
     data = Changing()
-    seen = run(tmp_path / "parts", ConcatDataset([data, Changing()]), grow)
+    seen = run(tmp_path / "parts", ConcatDataset([data, MapDataset(Subset(Changing(), range(12)), tuple)]), grow)
     assert [epoch for _, epoch, _ in seen] == [0] * 6 + [1] * 7 + [2]
     assert {sample[1] for _, epoch, samples in seen if epoch == 1 for sample in samples} == {1.0}
     with pytest.raises(ConfigError, match="PERSISTENT_WORKERS"):
