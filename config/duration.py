@@ -152,6 +152,8 @@ class Duration:
             number, spelling = float(match[1].replace("_", "")), match[2].lower()
         else:
             raise ConfigError(problem)
+        if number < 0:
+            raise ConfigError(f"{x!r} is negative; write {forms}")
         unit, scale = SPELLINGS[spelling]
         try:
             return cls(number * scale, cast(Literal["it", "ep", "s"], unit))

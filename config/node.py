@@ -197,6 +197,7 @@ class CfgNode(_FvcoreCfgNode):
             return super().__setattr__(name, value)  # set once, also in a frozen config
         self._check_mutable(name)
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
+        value = value.item() if getattr(value, "shape", None) == () else value  # a number of numpy
         if type(value) not in _LEAF_TYPES and not isinstance(value, (_YacsCfgNode, Typed, ObjectName)):
             raise ConfigError(
                 f"{name}: a config cannot hold a {type(value).__name__}; it holds None, bool, int, float, str, list, "

@@ -104,6 +104,8 @@ class Typed:
         if value is None:
             if self.optional or self.default is None:
                 return None
+            if self.type in (list, tuple):  # YAML: a key without a value
+                return self.type()
             raise _mismatch(
                 self.kind.__name__ if isinstance(self.kind, type) else f"a value such as {self.default!r}", value
             )
@@ -256,6 +258,8 @@ def clean(value: Any) -> Any:
         return expanded(value)
     if isinstance(value, os.PathLike):
         return expanded(os.fspath(value))
+    if getattr(value, "shape", None) == ():  # a number of numpy or torch
+        return value.item()
     if type(value) in (list, tuple):
         return (tuple if type(value) is tuple else list)(map(clean, value))
     if isinstance(value, Mapping):

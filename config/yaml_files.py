@@ -14,6 +14,7 @@ from typing import IO, Any
 import yaml
 
 from .errors import ConfigError, UnknownKeyError, suggest, suggest_file
+from .other_names import hint_of_epochs, key_for
 from .registry import args_key
 from .values import MISSING, ObjectName, Plain, coerce, literal
 
@@ -315,7 +316,13 @@ class Merge:
             return
         section, _, last = full_key.rpartition(".")
         ends = [key for key in known if section and key.startswith(f"{section}.") and key.endswith(f"_{last}")]
-        hint = f"; did you mean '{ends[0]}'?" if len(ends) == 1 else suggest(full_key, known)  # LR means BASE_LR
+        other = key_for(full_key)
+        if len(ends) == 1:  # LR means BASE_LR
+            hint = f"; did you mean '{ends[0]}'?"
+        elif other in known:
+            hint = f"; did you mean '{other}'{hint_of_epochs(last)}?"
+        else:
+            hint = suggest(full_key, known)
         if full_key in known or (section in known and section.endswith("ARGS")):
             hint = "; write it nested, one section in the other"
         self._fail(f"unknown key '{full_key}'{hint}", UnknownKeyError)

@@ -4,11 +4,10 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Literal, Never
+from typing import TYPE_CHECKING, Any, Literal, Never
 
-from ..config import CfgNode, ConfigError, name_of, suggest
+from ..config import CfgNode, ConfigError, name_of
 from ..config.components import errors_at
-from ..config.errors import MismatchError
 from . import comm
 from .data.build import check_same_length
 from .data.loader import move_to_device
@@ -18,7 +17,7 @@ from .evaluation.evaluator import scratch_storage
 from .evaluation.metrics import Predictions, collect
 from .evaluation.testing import own_loss, predictor, results_of
 from .modeling.adapters import predictions_of
-from .setup.arguments import config_of_arguments, test_entries
+from .setup.arguments import config_of_arguments, test_entries, unknown_argument
 from .train_loop import TrainResult
 
 __all__ = ["Trainer"]
@@ -35,7 +34,7 @@ class Trainer(DefaultTrainer):
     The run's ``config.yaml`` shows objects as ``<object module.Name>``. Only the same script can repeat it.
 
     Args:
-        model: the model (MODEL.NAME).
+        model: the model (MODEL.NAME). Default: the config's.
         train_data: a data set, a tuple of tensors ``(x, y)``, or a loader of batches (DATASETS.TRAIN). None: only
             evaluate and predict. Data sets are split over ranks, and a resume starts in the middle of an epoch; a
             loader is used as it is.
@@ -46,7 +45,7 @@ class Trainer(DefaultTrainer):
             unless ``config`` sets SOLVER.WARMUP_ITERS.
         loss: a function or module, called as ``loss(model(x), y)`` (MODEL.LOSS). Without it the model returns its
             losses.
-        metrics: metrics of the test data, in a list or by name (TEST.METRICS). Default: the loss.
+        metrics: metrics of the test data: one, a list, or a dict by name (TEST.METRICS). Default: the loss.
         length: of the run, such as "10ep" or 1000 iterations (SOLVER.MAX_ITER).
         batch_size: samples of an update, over all ranks (DATALOADER.BATCH_SIZE).
         eval_period: period of evaluations, such as "1ep" (TEST.EVAL_PERIOD). The test data is also evaluated when
@@ -55,7 +54,7 @@ class Trainer(DefaultTrainer):
             best weights, and EarlyStopping and ReduceLROnPlateau follow it if they have no metric.
         monitor_mode: whether more ("max") or less ("min") is better. Default: as the metric's name says
             (CHECKPOINT.BEST.MODE).
-        hooks: further hooks (HOOKS).
+        hooks: further hooks: one, or a list (HOOKS).
         output_dir: the run's folder (OUTPUT_DIR).
         seed: of all random numbers (SEED). Default: a random one, which is logged.
         config: other keys: a mapping such as ``{"SOLVER.WARMUP_ITERS": 100}``, a config, or a YAML file. The arguments
@@ -77,7 +76,7 @@ class Trainer(DefaultTrainer):
 
     def __init__(
         self,
-        model: Any,
+        model: Any = None,
         train_data: Any = None,
         test_data: Any = None,
         *,
@@ -85,23 +84,36 @@ class Trainer(DefaultTrainer):
         lr: float | None = None,
         lr_scheduler: Any = None,
         loss: Any = None,
-        metrics: Sequence[Any] | Mapping[str, Any] | None = None,
+        metrics: Any = None,
         length: int | str | None = None,
         batch_size: int | None = None,
         eval_period: int | str | None = None,
         monitor: str | None = None,
         monitor_mode: Literal["max", "min", "auto"] | None = None,
-        hooks: Sequence[Any] = (),
+        hooks: Any = (),
         output_dir: str | os.PathLike[str] | None = None,
         seed: int | None = None,
         config: Any = None,
         **unknown: Never,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "unknown", "__class__")}
-        for name in unknown:
-            hint = suggest(name, arguments) or f". It takes: {', '.join(arguments)}"
-            raise MismatchError(f"Trainer() takes no argument '{name}'{hint}")
+        for name, value in unknown.items():
+            raise unknown_argument(name, value, arguments)
         super().__init__(config_of_arguments(**arguments))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what a method of other trainers is called."""
+            use = {
+                "add_callback": "register_hooks([...])",
+                "fit": 'train(), with length="3ep" and the data in Trainer(...)',
+                "save_checkpoint": 'checkpointer.save("name")',
+                "save_model": 'checkpointer.save("name")',
+                "validate": "evaluate()",
+            }
+            hint = f": it is {use[name]}" if name in use else ""
+            raise AttributeError(f"'{type(self).__name__}' has no attribute '{name}'{hint}", name=name, obj=self)
 
     def train(self, resume: "bool | str | os.PathLike[str]" = False) -> TrainResult:  # type: ignore[override]
         """Train; see :meth:`DefaultTrainer.train`.

@@ -15,15 +15,17 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ...config import CfgNode, ConfigError, component, get_cfg
+from ...config import CfgNode, ConfigError, component, get_cfg, suggest
 from ...config.components import args_key, errors_at
+from ...config.errors import MismatchError
+from ...config.other_names import hint_of_epochs, key_for
 from ...config.values import ObjectName, clean
 from ...config.yaml_files import merging
 from .. import comm
 from ..data.build import NoTrainData, is_loader
 from ..data.datasets import ArrayDataset
 
-__all__ = ["config_of_arguments", "test_entries"]
+__all__ = ["config_of_arguments", "test_entries", "unknown_argument"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,29 @@ _KEYS = {
     "lr": "SOLVER.BASE_LR",
 }
 """Arguments that are values of keys."""
+
+_OTHERS = {
+    "DATASETS.TRAIN": "train_data",
+    "DATASETS.TEST": "test_data",
+    "HOOKS": "hooks",
+    "TEST.METRICS": "metrics",
+    "SOLVER.OPTIMIZER.NAME": "optimizer",
+}
+"""Other keys with an argument."""
+
+
+def unknown_argument(name: str, value: Any, arguments: Iterable[str]) -> MismatchError:
+    """Return the error of an argument that ``Trainer`` does not have, with the one or the key that means the same."""
+    key = key_for(name)
+    own = _OTHERS | {key: argument for argument, key in (_COMPONENTS | _KEYS).items()}
+    if key in own:
+        shown = repr(f"{value}ep") if hint_of_epochs(name) and isinstance(value, int | float) else "..."
+        hint = f": it is called {own[key]}, {own[key]}={shown}"
+    elif key:
+        hint = f': it is a key, config={{"{key}": ...}}'
+    else:
+        hint = suggest(name, arguments) or f". It takes: {', '.join(arguments)}"
+    return MismatchError(f"Trainer() takes no argument '{name}'{hint}")
 
 
 def config_of_arguments(**given: Any) -> CfgNode:
@@ -66,10 +91,11 @@ def config_of_arguments(**given: Any) -> CfgNode:
             _set_optimizer(cfg, given["optimizer"], given["lr"])
     if (metrics := given["metrics"]) is not None:
         with _errors_of("metrics"):
-            cfg.TEST.METRICS = _entries(metrics)
+            by_name = isinstance(metrics, Mapping) and "NAME" not in metrics
+            cfg.TEST.METRICS = [_entry(one, name) for name, one in metrics.items()] if by_name else _entries(metrics)
     elif cfg.DATASETS.TEST and not cfg.TEST.METRICS:
         cfg.TEST.METRICS = ["Loss"]
-    if hooks := given["hooks"]:
+    if (hooks := given["hooks"]) is not None:
         with _errors_of("hooks"):
             cfg.HOOKS = [*cfg.HOOKS, *_entries(hooks)]
     has_length = given["length"] is not None or cfg.SOLVER.MAX_ITER != get_cfg().SOLVER.MAX_ITER
@@ -164,11 +190,14 @@ def _entry(value: Any, own_name: str = "") -> str | dict[str, Any]:
     return entry if len(entry) > 1 else name
 
 
-def _entries(values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+def _entries(values: Any) -> list[Any]:
+    """Return the entries for one component or several."""
     if isinstance(values, Mapping) and "NAME" not in values:
-        return [_entry(value, name) for name, value in values.items()]
-    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
-        raise ConfigError(f"expected a list, not {values!r}")
+        raise ConfigError('expected a list such as ["EMA"] or [{"NAME": "EMA", "ARGS": {...}}], not a dict')
+    if isinstance(values, str | Mapping) or callable(values) or not isinstance(values, Iterable):
+        values = [values]
+    if isinstance(values, set):
+        raise ConfigError("expected a list: a set has no certain order")
     return [_entry(value) for value in values if value is not None]
 
 

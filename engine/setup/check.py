@@ -175,8 +175,6 @@ def _check_ranges(cfg: CfgNode) -> None:
         raise ConfigError("MODEL.WEIGHTS_OPTIMIZER: needs MODEL.WEIGHTS, the checkpoint to load the state from")
     if cfg.TEST.AUG.ENABLED:
         raise ConfigError("TEST.AUG.ENABLED: there is no test-time augmentation; override the trainer's test()")
-    if cfg.SOLVER.MAX_ITER in (0, "", "0"):
-        raise ConfigError("SOLVER.MAX_ITER: is 0; give a length, such as 10000 or '20ep'")
     for expectation in cfg.TEST.EXPECTED_RESULTS:
         if not fits(expectation, tuple[str, str, float, float]):
             raise ConfigError(f"TEST.EXPECTED_RESULTS: {expectation!r} is not [set, metric, expected value, tolerance]")

@@ -81,13 +81,16 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         from hookline.config import suggest
+        from hookline.config.other_names import hint_of_epochs, key_for
 
         unknown = [word for word in message.split() if word.startswith("--")]
         hint = suggest(unknown[0], self._option_string_actions) if "unrecognized" in message and unknown else ""
         if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
             hint = suggest(choice[1], re.findall(r"[\w-]+", choice[2]))
-        if not hint and unknown and unknown[0].strip("-").isupper():
-            hint = f"; write config keys without dashes: {unknown[0].strip('-')} VALUE"
+        key = unknown[0].strip("-") if unknown and unknown[0].strip("-").isupper() else key_for((unknown or [""])[0])
+        if key and "unrecognized" in message and "opts" in {action.dest for action in self._actions}:
+            hint = f"; write config keys without dashes: {key} VALUE"
+            hint += hint_of_epochs(unknown[0])
         self.exit(2, f"error: {message}{hint}\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

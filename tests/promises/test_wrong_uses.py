@@ -48,7 +48,7 @@ KEYS = [
     ("SOLVER: 3", "SOLVER: expected a mapping of keys, got 3 (int)"),
     ("SOLVER: {MAX_ITER: 2h}", "'2h' is a time; write an int (iterations), '500it' or '2ep'. SOLVER.TIME_LIMIT stops"),
     ("SOLVER: {MAX_ITER: 3 weeks}", "'3 weeks' is not a duration; write an int (iterations), '500it' or '2ep'"),
-    ("SOLVER: {MAX_ITER: 0}", "SOLVER.MAX_ITER: is 0; give a length, such as 10000 or '20ep'"),
+    ("SOLVER: {MAX_ITER: -1ep}", "SOLVER.MAX_ITER: '-1ep' is negative; write an int (iterations), '500it' or '2ep'"),
     ("SOLVER: {TIME_LIMIT: 2ep}", "SOLVER.TIME_LIMIT: '2ep' is not a time; write '45s', '30min' or '2h'"),
     ("SEED: !!python/name:os.system x", "could not determine a constructor for the tag"),
     ("MODEL:\n\tNAME: MLP", "indent with spaces, not with a tab"),
@@ -363,7 +363,11 @@ def test_a_resume_from_an_invalid_trainer_state_is_refused(junk, folder, tmp_pat
 
 X, Y = torch.zeros(32, 8), torch.arange(32) % 4
 PYTHON = [
-    ({"callbacks": []}, "Trainer() takes no argument 'callbacks'. It takes: model, train_data, test_data, optimizer"),
+    ({"callbacks": []}, "Trainer() takes no argument 'callbacks': it is called hooks, hooks=..."),
+    ({"max_epochs": 3}, "Trainer() takes no argument 'max_epochs': it is called length, length='3ep'"),
+    ({"val_data": 3}, "it is called test_data"),
+    ({"precision": 16}, 'it is a key, config={"SOLVER.AMP.ENABLED": ...}'),
+    ({"zzz": 3}, "Trainer() takes no argument 'zzz'. It takes: model, train_data, test_data, optimizer"),
     ({"bacth_size": 3}, "did you mean 'batch_size'?"),
     ({"length": None}, 'length: is missing; give a number of epochs or iterations, such as "10ep" or 1000'),
     ({"length": "10 weeks"}, "Trainer(length=...): SOLVER.MAX_ITER: '10 weeks' is not a duration"),
@@ -372,9 +376,9 @@ PYTHON = [
     ({"train_data": [X, Y]}, "Trainer(train_data=...): a list is not a data set: pass a tuple of tensors (x, y)"),
     ({"train_data": {"x": np.zeros(3)}}, "a dict is not a data set: pass a tuple of tensors (x, y)"),
     ({"train_data": (X, Y[:3])}, "expected tensors of the same length, got [(32, 8), (3,)]"),
-    ({"hooks": HookBase()}, "Trainer(hooks=...): expected a list, not"),
+    ({"hooks": {"EMA": {"decay": 0.9}}}, 'Trainer(hooks=...): expected a list such as ["EMA"] or [{"NAME": "EMA", "ARGS"'),
+    ({"hooks": {HookBase()}}, "Trainer(hooks=...): expected a list: a set has no certain order"),
     ({"hooks": [3]}, "HOOKS[0].NAME: <object builtins.int> cannot be the hook"),
-    ({"metrics": "Accuracy"}, "Trainer(metrics=...): expected a list, not 'Accuracy'"),
     ({"config": {"SOLVER.BASE_RL": 3}}, "Trainer(config=...): unknown key 'SOLVER.BASE_RL'; did you mean"),
 ]
 
