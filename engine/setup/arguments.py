@@ -4,7 +4,7 @@ import functools
 import inspect
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import reduce
 from operator import getitem

@@ -81,14 +81,15 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer | OptimizerList) -> An
         parts = solver_parts(cfg)
         named = optimizer.named.items()
         return SchedulerList({name: build_lr_scheduler(parts.get(name, cfg), one) for name, one in named})
-    cfg = resolve_schedule(cfg)
+    cfg = resolve_schedule(cfg).thawed()
     solver = cfg.SOLVER
     lengths = (solver.MAX_ITER, solver.WARMUP_ITERS, *solver.STEPS)
-    if not all(type(length) is int and length >= 0 for length in lengths) or not solver.MAX_ITER:
+    if not all(type(length) is int and length >= 0 for length in lengths):
         raise ConfigError(
-            f"SOLVER.MAX_ITER, WARMUP_ITERS and STEPS are {lengths}: they must be numbers of iterations, and MAX_ITER "
-            "positive (DefaultTrainer converts epochs with the length of the loader)"
+            f"SOLVER.MAX_ITER, WARMUP_ITERS and STEPS are {lengths}: they must be numbers of iterations "
+            "(DefaultTrainer converts epochs with the length of the loader)"
         )
+    solver.MAX_ITER = max(1, solver.MAX_ITER)  # schedules divide by it
     slot = check_scheduler(cfg)
     if slot is SCHEDULER_SLOT:
         metric, best = plateau_metric(cfg), cfg.CHECKPOINT.BEST

@@ -441,6 +441,12 @@ def test_a_run_continues_from_a_named_checkpoint_in_its_folder_or_in_another(mak
             make(folder="a", **options).train(resume=path)
 
 
+def test_a_run_of_length_0_evaluates_and_ends(make):
+    result = make(test=points(8, 1), length=0).train()
+    assert (result.iteration, result.reason) == (0, "completed")
+    assert "test/loss" in result.metrics
+
+
 def test_the_length_is_an_argument_and_max_iter_a_number(make):
     for length in (100, "10ep", 1):
         with pytest.raises(ConfigError, match=rf"length={length!r}.*max_iter"):

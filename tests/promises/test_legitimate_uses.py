@@ -13,6 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -423,6 +424,7 @@ LINES = {
     "momentum of the base beside AdamW": "SOLVER: {OPTIMIZER: {NAME: AdamW}, MOMENTUM: 0.9, GAMMA: 0.5}",
     "early stopping on the training loss": "HOOKS: [{NAME: EarlyStopping, ARGS: {metric: total_loss, patience: 9}}]",
     "no test sets over a base with a best metric": "DATASETS: {TEST: []}",
+    "lists without a value": "HOOKS:\nSOLVER: {STEPS: null}\nDATASETS: {TEST: }",
 }
 
 
@@ -479,6 +481,8 @@ CALLS = {
     "a function in the config": {"loss": None, "config": {"MODEL.LOSS": named_terms}},
     "a class in the config": {"config": {"SOLVER.OPTIMIZER.NAME": torch.optim.Adam}},
     "two averages": {"hooks": [EMA(0.9), EMA(0.99)]},
+    "one hook and one metric": {"hooks": EMA(0.9), "metrics": "Accuracy"},
+    "numbers of numpy": {"length": np.int64(4), "lr": np.float32(0.1), "config": {"SOLVER.MOMENTUM": np.float64(0.5)}},
     "early stopping by a lambda": {
         "hooks": [EarlyStopping(lambda metrics: metrics["test/loss"], patience=9, mode="min")],
         "eval_period": 2,
