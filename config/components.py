@@ -110,8 +110,10 @@ def _check_more(entry: Mapping[str, Any], more: str) -> None:
         if key in entry and key != more:
             raise ConfigError(f"{key} is for {where} only")
     name, ratio = entry.get("AS", "_"), entry.get("RATIO", 1)
-    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
-        raise ConfigError(f"AS is a name of letters, digits, '_', '-' and '.', not {name!r}")
+    if not isinstance(name, str) or not name.isprintable() or not re.fullmatch(r"\w([^/\\]*[^/\\ ])?", name):
+        raise ConfigError(
+            f"AS is a name that is also one of a file: it begins with a letter, without '/', not {name!r}"
+        )
     if isinstance(ratio, bool) or not isinstance(ratio, float | int) or not 0 < ratio < float("inf"):
         raise ConfigError(f"RATIO is a number above 0, not {ratio!r}")
 

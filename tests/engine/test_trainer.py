@@ -346,6 +346,8 @@ def test_forms_of_metrics_and_several_test_sets(make):
     assert results["share"] == results["accuracy"] <= results["top2"]
     assert make(test=points(8, 1), metrics={"mine": lambda p, t: 0.5}).evaluate() == {"test": {"mine": 0.5}}
     several = {"near": points(8, 1), "far": points(8, 2)}
+    night = make(test={"night images": points(8, 1)}, metrics="Accuracy", monitor="night images/accuracy", folder="b")
+    assert "night images/accuracy" in night.train().metrics
     trainer = make(test=several, metrics={"acc": "Accuracy", "error": SquaredError})
     assert trainer.evaluate().keys() == several.keys()
     assert trainer.predict("far").shape == (8, 3)
@@ -495,7 +497,7 @@ OTHER = torch.optim.SGD(Net().parameters(), lr=0.1)
         ({"optimizer": OTHER}, "parameter of the model"),
         ({"optimizer": torch.optim.LBFGS(Net().parameters())}, "LBFGS"),
         ({"lr_scheduler": StepLR(OTHER, 1)}, "another optimizer"),
-        ({"test": {"a b": points(4)}}, "test_data.*'a b'"),
+        ({"test": {"a/b": points(4)}}, "test_data.*'a/b'"),
         ({"train": DataLoader(points(), 4)}, "train_data"),
         ({"hooks": [lambda trainer: None]}, r"HOOKS\[0\]\.ARGS\.trainer"),
         ({"config": {"SOLVER.OPTIMIZER.ARGS.amsgrd": 3}, "optimizer": "AdamW"}, "'amsgrd'.*'amsgrad'"),
