@@ -111,9 +111,7 @@ def _check_more(entry: Mapping[str, Any], more: str) -> None:
             raise ConfigError(f"{key} is for {where} only")
     name, ratio = entry.get("AS", "_"), entry.get("RATIO", 1)
     if not isinstance(name, str) or not name.isprintable() or not re.fullmatch(r"\w([^/\\]*[^/\\ ])?", name):
-        raise ConfigError(
-            f"AS begins with a letter and names files, so it has no '/', not {name!r}"
-        )
+        raise ConfigError(f"AS begins with a letter and names files, so it has no '/', not {name!r}")
     if isinstance(ratio, bool) or not isinstance(ratio, float | int) or not 0 < ratio < float("inf"):
         raise ConfigError(f"RATIO is a number above 0, not {ratio!r}")
 
