@@ -27,7 +27,7 @@ from .solver.clipping import clipper_of
 from .solver.several import OptimizerList, combined
 from .step.fast_path import FastOptimizer, backward
 from .step.nonfinite import NonFinitePolicy, check_finite, detect_anomaly, scaled_step
-from .step.old_methods import DataLoaderIter, ThisThread, adapt_old_methods
+from .step.old_methods import DataLoaderIter, ThisThread, TrainLoader, adapt_old_methods
 from .step.step_outputs import KeptForHooks, StepOutputs
 from .train_loop import TrainerBase
 
@@ -78,6 +78,7 @@ class SimpleTrainer(TrainerBase):
     concurrent_executor = ThisThread()
     batch = KeptForHooks()
     outputs = KeptForHooks()
+    data_loader: Any = TrainLoader()
     _data_loader_iter = DataLoaderIter()
     _detect_anomaly = detect_anomaly
     epoch = property(attrgetter("_batches.epoch"))
@@ -355,27 +356,6 @@ class SimpleTrainer(TrainerBase):
         """
         del self.data_loader
         self.data_loader = data_loader_builder()
-
-    @property
-    def data_loader(self) -> Any:
-        """The loader of training batches. Setting it has the effect of :meth:`reset_data_loader`."""
-        if "data_loader" not in vars(self):
-            raise AttributeError("the trainer has no data_loader")
-        return vars(self)["data_loader"]
-
-    @data_loader.setter
-    def data_loader(self, loader: Iterable[Any]) -> None:
-        vars(self)["data_loader"] = loader
-        before = vars(self).get("_batches")
-        if before is not None:
-            self._batches = EpochIterator(loader, self._given_length, before.listener)
-            self._batches.continue_from(before)
-            self._follow_indices()
-
-    @data_loader.deleter
-    def data_loader(self) -> None:
-        del vars(self)["data_loader"]
-        self._batches = self._batches.without_loader()
 
     def skip_epoch(self) -> None:
         """End the epoch with the present step; the next step starts from the beginning of the data."""

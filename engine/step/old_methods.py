@@ -1,4 +1,4 @@
-"""Methods that trainers written for early versions of detectron2 override in their own way."""
+"""Attributes of a trainer that scripts set, and methods that trainers for early versions of detectron2 override."""
 
 import inspect
 import weakref
@@ -9,7 +9,7 @@ from typing import Any
 
 from ..data.epoch_iterator import EpochIterator
 
-__all__ = ["DataLoaderIter", "ThisThread", "adapt_old_methods"]
+__all__ = ["DataLoaderIter", "ThisThread", "TrainLoader", "adapt_old_methods"]
 
 
 class ThisThread(Executor):
@@ -19,6 +19,30 @@ class ThisThread(Executor):
         future: Future[Any] = Future()
         future.set_result(fn(*args, **kwargs))
         return future
+
+
+class TrainLoader:
+    """``data_loader`` of a trainer. A loader that is assigned has the effect of ``reset_data_loader``."""
+
+    def __get__(self, trainer: Any, owner: Any = None) -> Any:
+        if trainer is None:
+            return self
+        if "data_loader" not in vars(trainer):
+            raise AttributeError(f"the {type(trainer).__name__} has no data_loader")
+        return vars(trainer)["data_loader"]
+
+    def __set__(self, trainer: Any, loader: Any) -> None:
+        vars(trainer)["data_loader"] = loader
+        before = vars(trainer).get("_batches")
+        if before is not None:
+            trainer._batches = EpochIterator(loader, trainer._given_length, before.listener)
+            trainer._batches.continue_from(before)
+            trainer._follow_indices()
+
+    def __delete__(self, trainer: Any) -> None:
+        del vars(trainer)["data_loader"]
+        if "_batches" in vars(trainer):
+            trainer._batches = trainer._batches.without_loader()
 
 
 class DataLoaderIter:
