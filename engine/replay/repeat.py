@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from ... import hooks as all_hooks
 from ...config import CfgNode, ConfigError
+from ...config.errors import printable
 from ...config.files.atomic import check_no_link, replace_text
 from ...hooks.base import HookBase
 from ...runs.reading import Curve, claim_files, is_measured, read_run
@@ -240,7 +241,7 @@ def environment_of(run: str) -> str:
         return ""
     with open(path, encoding="utf-8", errors="replace") as file:
         found = [match[1] for line in file if (match := re.search(r"hookline \S+, (torch .*)$", line))]
-    return found[-1].strip() if found else ""
+    return printable(found[-1].strip()) if found else ""
 
 
 # ---------------------------------------------------------------------- the report
