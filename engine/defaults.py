@@ -185,8 +185,8 @@ class DefaultTrainer(SimpleTrainer):
             if self.start_iter > self.max_iter:
                 key, last = self._length_key, self.max_iter
                 logger.warning("Nothing to train: %s is %d, the checkpoint is of iteration %d", key, last, self.iter)
-        else:
-            self.load_loss(content, strict=False)
+        elif self.loss_module is not None:
+            self.loss_module.load_from(content, strict=False)
         if model.WEIGHTS_OPTIMIZER and not checkpointer.resumed_from:
             changes.load_optimizer(self.optimizer, self.model, checkpointer.fetch(model.WEIGHTS))
         if resume and not checkpointer.resumed_from:

@@ -510,17 +510,6 @@ class SimpleTrainer(TrainerBase):
             state["same_state_on_all_ranks"] = False
         return state
 
-    def load_loss(self, content: Mapping[str, Any], strict: bool = True) -> None:
-        """Load the loss's parameters and buffers from a checkpoint whose weights were loaded, if it has any.
-
-        Args:
-            content: the other content of the checkpoint.
-            strict: raise an error if they are those of another loss; otherwise a warning is logged.
-        """
-        state = content.get("trainer", {}).get("loss")
-        if self.loss_module is not None and state:
-            self.loss_module.load_state_dict(state, strict)
-
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
 

@@ -111,17 +111,28 @@ class LossModule:
             ConfigError: ``strict`` is set, and it is the state of another loss.
         """
         own = self.module.state_dict()
+        saved = state or {}
         problem = "" if state is not None else "it has none"
-        for name in sorted({*self.names, *state} if state is not None else ()):
-            saved, present = (getattr(where.get(name), "shape", name in where) for where in (state, own))
-            if saved != present:
-                problem = f"{name} is {_described(saved)}, this loss's is {_described(present)}"
+        for name in sorted({*self.names, *saved} if state is not None else ()):
+            there, here = (getattr(where.get(name), "shape", name in where) for where in (saved, own))
+            if there != here:
+                problem = f"{name} is {_described(there)}, this loss's is {_described(here)}"
         if problem and strict and state is not None:
             raise ConfigError(f"MODEL.LOSS: the checkpoint holds the state of another loss: {problem}")
         if problem:
             logger.warning("The loss keeps its state, the checkpoint's does not fit: %s", problem)
         else:
-            self.module.load_state_dict({**own, **(state or {})})
+            self.module.load_state_dict({**own, **saved})
+
+    def load_from(self, content: Mapping[str, Any], strict: bool = True) -> None:
+        """Load the state from a checkpoint whose weights were loaded, if that has some; see :meth:`load_state_dict`.
+
+        Args:
+            content: the other content of the checkpoint.
+            strict: raise an error if it is the state of another loss; otherwise a warning is logged.
+        """
+        if state := content.get("trainer", {}).get("loss"):
+            self.load_state_dict(state, strict)
 
     def average(self, ranks: int) -> None:
         """Average the gradients over the ranks, and give all ranks rank 0's buffers. All ranks call it in each step."""
@@ -150,7 +161,7 @@ class LossModule:
                 part.training = training
             for (store, name, one), value in zip(buffers, values, strict=True):
                 store[name] = one
-                if one is not None:
+                if one is not None and value is not None:
                     one.detach().copy_(value)
 
 

@@ -135,7 +135,9 @@ def _run_rank(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode
             from ..export.predictor import load_weights
 
             trainer = _kind(kind, args)(cfg)
-            trainer.load_loss(load_weights(cfg, trainer.model, args.resume, type(trainer.checkpointer)))
+            content = load_weights(cfg, trainer.model, args.resume, type(trainer.checkpointer))
+            if trainer.loss_module is not None:
+                trainer.loss_module.load_from(content)
             begin_run(cfg)
             return _predict(trainer) if args.predict else _evaluate(trainer)
         build_strategy(cfg).sizes(comm.get_world_size())

@@ -138,13 +138,13 @@ def warn_of_unused(cfg: CfgNode, used: Mapping[str, bool], by: str) -> None:
             logger.warning("SOLVER.%s: %r has no effect on %s", key, solver[key], by)
 
 
-def full_config(cfg: Any) -> CfgNode:
+def full_config(cfg: Any) -> Any:
     """Return a config with all keys. One of detectron2 (fvcore's CfgNode, a DictConfig) is read into the defaults.
 
     Its clipping by "norm" limits each parameter's norm, which is "param_norm" here.
     """
     if "OPTIMIZERS" in cfg.SOLVER:
-        return cfg  # type: ignore[no-any-return]
+        return cfg
     full = get_cfg()
 
     def known(values: Any, section: CfgNode) -> dict[str, Any]:

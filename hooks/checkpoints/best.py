@@ -149,8 +149,8 @@ class BestCheckpointer(HookBase):
             return
         # The averaged weights, if a hook had those evaluated.
         content = self._checkpointer.load(path, checkpointables=[], weights_from="auto")
-        if hasattr(self.trainer, "load_loss"):
-            self.trainer.load_loss(content)
+        if (loss := getattr(self.trainer, "loss_module", None)) is not None:
+            loss.load_from(content)
         self.trainer.emit("after_load_best")
         value, self.loaded_iter = self.best[0]
         logger.info("The model has the best weights: %s, iteration %d, %s: %.5g", path, self.loaded_iter, name, value)

@@ -186,7 +186,7 @@ def follow_rates(scheduler: Any, at_start: bool = False) -> str:
     Returns:
         A text for the log; empty if nothing was set.
     """
-    text, last_rates = "", getattr(scheduler, "_last_lr", ())
+    text, last_rates = "", getattr(scheduler, "_last_lr", [])
     if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, _TorchScheduler):
         return text  # the former reads the rates itself
     for index, (group, last) in enumerate(zip(scheduler.optimizer.param_groups, last_rates, strict=False)):
@@ -216,7 +216,7 @@ def _parts(scheduler: Any) -> Iterator[Any]:
         yield from _parts(part)
 
 
-def _set_rate(group: dict[str, Any], rate: float) -> None:
+def _set_rate(group: dict[str, Any], rate: Any) -> None:
     if type(group["lr"]) is not float and isinstance(group["lr"], torch.Tensor):
         group["lr"].fill_(rate)
     else:
