@@ -141,7 +141,7 @@ class ProgressBar(HookBase):
         write = partial(type(self._bar).format_meter, **values)
         left, rate = write(bar_format="{remaining}\n{rate_fmt}").split("\n")
         if step := self._metrics.get("time"):  # tqdm's counts no evaluations, or takes one for slow steps
-            seconds = step * (values["total"] - values["n"]) + sum(self.trainer.storage.evaluations_left.values())
+            seconds = step * max(values["total"] - values["n"], 0) + sum(self.trainer.storage.evaluations_left.values())
             left = self._bar.format_interval(seconds)
         left += " left"
         fields, head = [left, *self._first, rate, *self._others], "{desc}" + bar_format
