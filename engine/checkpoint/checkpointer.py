@@ -205,7 +205,10 @@ class Checkpointer(FvcoreCheckpointer):
                 set and some do not.
         """
         if not path:
-            self.logger.info("No checkpoint to load: training from scratch")
+            if self.loaded_from:
+                self.logger.info("No checkpoint to load: the model keeps the weights of %s", self.loaded_from)
+            else:
+                self.logger.info("No checkpoint to load: training from scratch")
             return {}
         self.wait()
         local = self.fetch(path)

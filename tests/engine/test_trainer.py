@@ -736,3 +736,15 @@ def test_lazy_modules_get_their_weights_from_a_batch_and_are_resumed(make, optim
     resumed = make(Lazy, optimizer=optimizer, lr=0.1, config=config)
     resumed.train(resume=True)
     assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_weights_that_a_script_loads_itself_are_named_in_the_log(make, tmp_path, log):
+    first = make()
+    first.train()
+    log.clear()
+    trainer, path = make(folder="second", seed=2), str(tmp_path / "run" / "model_final.pth")
+    trainer.checkpointer.load(path, checkpointables=[])
+    assert torch.equal(weights(trainer), weights(first))
+    trainer.train()
+    assert f"the model keeps the weights of {path}" in log.text
+    assert "from scratch" not in log.text
