@@ -17,7 +17,7 @@ from ..config.rare_names import imported_when_used
 from ..config.values import mode_of
 from ..hooks.checkpoints.fvcore import checked
 from ..hooks.common import capture_rng
-from ..hooks.control.interruption import INTERRUPTED_BY, is_session
+from ..hooks.control.interruption import INTERRUPTED_BY, StopSignals, is_session
 from ..hooks.writers.periodic import smoothing_window
 from . import comm
 from .checkpoint import checkpointer_for, unwrap_model
@@ -217,7 +217,8 @@ class DefaultTrainer(SimpleTrainer):
                 log_start(self)
                 stop = None if end is None or end["reason"] == "completed" else StopRequest(end["reason"])
                 result = self._train(self.start_iter, self.max_iter, stop)
-                changes.evaluate_best(self, result)
+                with StopSignals():  # the run has ended: they have no effect
+                    changes.evaluate_best(self, result)
             self._result = result
             log_end(self, result)
             if self._last_eval_results and result.reason == "completed":  # the same on all ranks

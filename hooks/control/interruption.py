@@ -1,5 +1,6 @@
 """Stops a run early: signals, and a time limit."""
 
+import atexit
 import contextlib
 import logging
 import mmap
@@ -189,6 +190,13 @@ def _write_line(text: str) -> None:
         os.write(2, f"{begin}{text}\n".encode())
 
 
+def _ignore_stop_signals() -> None:
+    """Ignore the signals while the program ends after a run: its exit code is that of the run."""
+    if threading.current_thread() is threading.main_thread():
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+
 @HOOK_REGISTRY.register()
 class SignalHandler(HookBase):
     """Stops training after the current step on Ctrl-C, SIGTERM or SIGUSR1. A second Ctrl-C stops at once.
@@ -212,6 +220,9 @@ class SignalHandler(HookBase):
         # torchrun sends SIGTERM as soon as one rank fails. The others must still report which rank that was.
         several = self.trainer.comm.get_world_size() > 1
         self._signals.release(ignore_sigterm=self.trainer.failed and several)
+        if not self.trainer.failed:
+            atexit.unregister(_ignore_stop_signals)  # by an earlier run
+            atexit.register(_ignore_stop_signals)
 
 
 @HOOK_REGISTRY.register()

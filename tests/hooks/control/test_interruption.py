@@ -108,6 +108,44 @@ def test_workers_exit_with_a_process_that_is_killed_before_they_look_after_it(tm
         time.sleep(0.01)
 
 
+AT_THE_END = """
+import atexit, os, signal, sys
+import torch
+from torch import nn
+from hookline import Trainer
+from hookline.hooks import HookBase
+
+def stop():
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("stopped", flush=True)
+
+class Loaded(HookBase):
+    def after_load_best(self):
+        loaded.append(1)
+
+def metric(predictions, targets):
+    if loaded:
+        stop()
+    return 1.0
+
+loaded = []
+atexit.register(stop)
+x = torch.ones(8, 2)
+options = {"CHECKPOINT.LOAD_BEST_AT_END": True, "CHECKPOINT.BEST.PERIOD": 1}
+Trainer(
+    nn.Linear(2, 1), (x, x[:, :1]), (x, x[:, :1]), loss=nn.MSELoss(), lr=0.1, length=4, batch_size=4, seed=1,
+    metrics=[metric], monitor="total_loss", monitor_mode="max", output_dir="run", hooks=[Loaded()], config=options,
+).train()
+"""
+
+
+def test_signals_after_a_complete_run_do_not_change_its_exit_code(tmp_path):
+    (tmp_path / "script.py").write_text(AT_THE_END)
+    process = forker.start([tmp_path / "script.py"], tmp_path, os.environ)
+    code, output = process.wait(100), process.communicate()[0]
+    assert (code, str(output).count("stopped")) == (0, 2)
+
+
 # ---------------------------------------------------------------------------- TimeLimit
 
 
