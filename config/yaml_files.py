@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import yaml
 
-from .errors import ConfigError, UnknownKeyError, suggest, suggest_file
+from .errors import ConfigError, UnknownKeyError, misspelt, suggest, suggest_file
 from .other_names import hint_of_epochs, key_for
 from .registry import args_key
 from .values import MISSING, ObjectName, Plain, coerce, literal
@@ -155,6 +155,8 @@ def load_layers(
     if not _URI.match(name):
         name = os.path.expanduser(name)
         name = name if chain else find_config(name)
+        if os.path.isdir(name):  # of a run
+            name = os.path.join(name, "config.yaml")
     if name.lower().endswith((".py", ".pyc")):
         raise ConfigError(f"{name}: configs are YAML; a Python file is not executed")
     if _identity(name) in map(_identity, chain):
@@ -168,7 +170,9 @@ def load_layers(
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         origin = f" ({BASE_KEY} of {chain[-1]})" if chain else ""
         missing = isinstance(error, FileNotFoundError) and not _URI.match(name)
-        near = suggest_file(name) or suggest(name, example_names()) if missing else ""
+        near = suggest_file(name) if missing else ""
+        if missing and not near and (example := misspelt(name, example_names())):
+            near = f"; did you mean '{example}'?"
         raise ConfigError(f"{name}: cannot read this config file: {reason}{origin}{near}") from error
     if len(text) > _MAX_BYTES:
         raise ConfigError(f"{name}: larger than {_MAX_BYTES >> 20} MB, the limit for config files")
@@ -385,6 +389,8 @@ def pairs_of(overrides: Sequence[Any]) -> list[tuple[str, Any]]:
         if not isinstance(token, str):
             raise ConfigError(f"command line: expected a key, got {token!r}; give pairs KEY VALUE, or KEY=VALUE")
         key, value = token.split("=", 1) if _ASSIGNMENT.match(token) else (token, next(tokens, MISSING))
+        if key.endswith((".yaml", ".yml")):
+            raise ConfigError(f"command line: '{key}' is a file: write --config-file {key}")
         if value is MISSING:
             raise ConfigError(f"command line: '{key}' at the end has no value; give pairs KEY VALUE, or KEY=VALUE")
         pairs.append((key, Plain(value) if isinstance(value, str) else value))

@@ -171,6 +171,8 @@ class TrainerBase(HookCaller):
 
     def _prepare(self, start_iter: int, max_iter: int, stop: StopRequest | None) -> EventStorage:
         """Set the state of a new run, and return its storage. ``stop``: see :meth:`_train`."""
+        if self._running:
+            raise RuntimeError("train() was called while this trainer trains, such as by its own hook")
         starts_over = self._has_state and start_iter != self.finished_iter + 1
         storage = EventStorage(start_iter)
         if not starts_over and self._last_storage is not None:

@@ -254,6 +254,13 @@ def test_checkpoint_hooks_and_checkpointers_with_methods_of_their_own_save_the_e
         assert {"model_0000003.pth", "model_0000007.pth", "model_final.pth"} <= set(os.listdir(folder))
 
 
+def test_a_hook_that_calls_train_of_its_own_trainer_is_an_error():
+    trainer = simple_trainer()
+    trainer.register_hooks([hooks.CallbackHook(after_step=lambda trainer: trainer.train(0, 3))])
+    with pytest.raises(RuntimeError, match="while this trainer trains"):
+        trainer.train(0, 3)
+
+
 def test_a_model_left_in_eval_mode_is_an_error():
     trainer = simple_trainer()
     trainer.register_hooks([hooks.CallbackHook(after_step=lambda trainer: trainer.model.eval() and None)])

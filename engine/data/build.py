@@ -160,7 +160,7 @@ def _ratios(cfg: CfgNode) -> list[float]:
     if entries and len(entries) < len(cfg.DATASETS.TRAIN):
         raise ConfigError("DATASETS.TRAIN: give each set a RATIO, or none")
     defaults, settings = get_cfg().DATALOADER, cfg.DATALOADER
-    others = ("MAX_TOKENS",) if entries else ("BATCH_SIZE", "DROP_LAST")
+    others = ("MAX_TOKENS",) if entries else ("DROP_LAST",)
     for key in ("SAMPLER_TRAIN", "SAMPLER_ARGS", "OVERFIT_BATCHES", "ITERS_PER_EPOCH", *others):
         if settings[key] != defaults[key]:
             raise ConfigError(f"DATALOADER.{key}: does not go together with {what}, which decides that itself")

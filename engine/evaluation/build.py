@@ -4,6 +4,7 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any, SupportsFloat
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from ...config import CfgNode, ConfigError, Registry
 from ...config.components import Slot, errors_at, name_key
 from ...config.errors import MismatchError
-from ...config.signatures import is_function_of_two
+from ...config.signatures import is_function_of_two, parameters_of
 from ...hooks.common import samples_in
 from ...hooks.evaluation import flatten_names
 from ..data.loader import batch_size_of
@@ -246,6 +247,12 @@ def _metric_function(name: str, args: Mapping[str, Any], key: str) -> Callable[.
     """Return the function if a component is one of predictions and targets, with its arguments checked."""
     function: Callable[..., Any] = METRIC_REGISTRY.get(name, name_key(key))
     if not is_function_of_two(function, args):
+        taken = parameters_of(function) if isinstance(function, FunctionType) else None
+        if taken and (missing := [one for one in taken.required if one not in args and one not in METRICS_SLOT.offers]):
+            raise ConfigError(
+                f"{name_key(key)}: {function.__name__} takes {', '.join(missing)}. A function is a metric if it takes "
+                "outputs and targets, or returns one if ARGS gives all that it needs"
+            )
         return None
     METRIC_REGISTRY.check(name, args, positional=2, offered=("inputs",), key=key)
     return function

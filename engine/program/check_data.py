@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from ...config import CfgNode, name_of
+from ...config import CfgNode, ConfigError, name_of
 from ..data import SeededLoader, StreamLoader, build_test_loader, build_train_loader, get_dataset
 from ..data.build import check_data
 from ..data.loader import identity
@@ -15,6 +15,8 @@ from ..data.loader import identity
 def check_all(cfg: CfgNode, most: int) -> int:
     """Check all data sets of a config, list up to ``most`` errors of each, and return the exit code."""
     check_data(cfg)
+    if not cfg.DATASETS.TRAIN and not cfg.DATASETS.TEST:
+        raise ConfigError("DATASETS: no data set is named; give a --config-file that names some")
     failed = 0
     for key in ("TRAIN", "TEST"):
         for i, entry in enumerate(cfg.DATASETS[key]):

@@ -104,7 +104,6 @@ def test_ratios_of_a_config_train(tmp_path):
     [
         ("RATIO", ("DATASETS.TRAIN", [SMALL, "synthetic"])),
         ("SAMPLER_TRAIN", ("DATASETS.TRAIN", [SMALL, LARGE], "DATALOADER.SAMPLER_TRAIN", "TrainingSampler")),
-        ("BATCH_SIZE", ("DATALOADER.MAX_TOKENS", 64, "DATALOADER.BATCH_SIZE", 8)),
         ("lengths", ("DATALOADER.MAX_TOKENS", 64, "DATALOADER.BATCH_SIZE", 16)),
     ],
 )
