@@ -114,6 +114,8 @@ def begin_run(cfg: Any, kind: RunKind | None = None) -> None:
     start = take_start(cfg, kind)
     if start is not None:
         start.begin()
+    elif not logger.hasHandlers():  # DefaultTrainer.test() of a script that has set up nothing
+        setup_logger(distributed_rank=comm.get_rank())
 
 
 def take_start(cfg: Any, kind: RunKind | None = None) -> "RunStart | None":

@@ -65,7 +65,7 @@ class EarlyStopping(HookBase):
 
     def on_registered(self) -> None:
         cfg = getattr(self.trainer, "cfg", None)
-        best = getattr(getattr(cfg, "CHECKPOINT", None), "BEST", None)
+        best: Any = getattr(getattr(cfg, "CHECKPOINT", None), "BEST", None)
         if not self.metric:
             if best is None or not best.METRIC:
                 raise ConfigError(

@@ -2,6 +2,7 @@ import functools
 import json
 import logging
 import os
+import re
 import threading
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -588,6 +589,14 @@ def test_a_model_may_use_the_storage_in_evaluations_outside_of_training(make):
     assert trainer.evaluate()["test"]["accuracy"] >= 0
     assert DefaultTrainer.test(trainer.cfg, trainer.model)["test"]["accuracy"] >= 0
     assert trainer.predict().shape == (24, 3)
+
+
+def test_an_evaluation_of_a_script_that_has_set_up_no_logger_shows_its_results(make, monkeypatch, capsys):
+    trainer = make(test=points(seed=1), metrics=["Accuracy"])
+    for name in ("", "hookline"):
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
+    DefaultTrainer.test(trainer.cfg, trainer.model)
+    assert re.search(r"test +accuracy +0\.\d+", capsys.readouterr().out)
 
 
 class DynamicCache:
