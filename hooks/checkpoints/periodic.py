@@ -230,7 +230,7 @@ class RollingCheckpointer(PeriodicCheckpointer):
     def on_save(self) -> None:
         trainer = self.trainer
         due = [hook for hook in trainer.find_hooks(PeriodicCheckpointer) if hook._due_at == trainer.iter]
-        if trainer.due_only and due == [self]:
+        if trainer.due_only and len(due) == 1 and due[0] is self:
             self._save_periodic(trainer.finished_iter)
 
     def _end(self) -> None:

@@ -72,7 +72,7 @@ class PeriodicWriter(HookBase):
         self._ending = False
         self._seen = 0
         self._state: dict[str, Any] | None = None
-        self._failing: set[EventWriter] = set()  # writers whose error is logged
+        self._failing: set[int] = set()  # ids of writers whose error is logged; a dataclass has no hash
         self._next_write = 0.0
 
     def before_train(self) -> None:
@@ -142,7 +142,7 @@ class PeriodicWriter(HookBase):
         self._next_write = time.monotonic() + _DELAY
         if isinstance(writer, RowWriter):
             writer.deliver()
-        self._failing.discard(writer)
+        self._failing.discard(id(writer))
 
     def _for_all(self, act: Callable[[EventWriter], Any], strict: bool = False) -> list[Exception]:
         """Call ``act`` for every writer, and return the errors that end training: with ``strict`` all of them."""
@@ -157,8 +157,8 @@ class PeriodicWriter(HookBase):
                     failure.__cause__ = error
                 if strict or self._on_error == "stop":
                     errors.append(failure)
-                elif writer not in self._failing:
-                    self._failing.add(writer)
+                elif id(writer) not in self._failing:
+                    self._failing.add(id(writer))
                     logger.error("Training continues, and rows wait in memory: %s", failure)
             except Exception as error:
                 errors.append(error)
