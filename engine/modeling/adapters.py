@@ -686,6 +686,10 @@ def _check_output(output: Any) -> None:
         raise MismatchError("the model returned None: its forward() has no return statement, or an empty one")
 
 
+def _is_text(part: Any) -> bool:
+    return isinstance(part, list | tuple) and bool(part) and isinstance(part[0], str)
+
+
 def raise_clearer(error: Exception, batch: Any = None, clear: Exception | None = None) -> None:
     """Raise a clearer error for one of a model, its loss or its backward pass. Without one, add a note and return.
 
@@ -710,6 +714,8 @@ def raise_clearer(error: Exception, batch: Any = None, clear: Exception | None =
             "the loss does not depend on the model's parameters: an output or the loss was detached (by detach(), "
             "no_grad(), item() or numpy()), or the parameters in use do not require a gradient"
         )
+    elif "must be Tensor, not" in message and isinstance(batch, list | tuple) and any(map(_is_text, batch)):
+        clear = MismatchError("the labels are strings: number them, such as by label = class_names.index(label)")
     elif "got mixed torch.Tensor and DTensor" in message:
         clear = ConfigError(
             "PARALLEL.NAME: a parameter that is sharded over ranks was used outside of forward() of its unit, where it "

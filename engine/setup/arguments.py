@@ -204,6 +204,8 @@ def _entries(values: Any) -> list[Any]:
 def _rows(data: Any) -> Any:
     """Return a data set for a tuple of tensors or arrays with one row per sample; other data as it is."""
     if isinstance(data, tuple) and data and all(isinstance(part, torch.Tensor | np.ndarray) for part in data):
+        if any(getattr(part.dtype, "kind", "") in "US" for part in data if isinstance(part, np.ndarray)):
+            raise ConfigError("the labels are strings: number them, as np.unique(labels, return_inverse=True)[1] does")
         return ArrayDataset(*map(torch.as_tensor, data))
     return data
 

@@ -100,7 +100,9 @@ def schedulers_of(scheduler: Any) -> list[Any]:
 
 
 def combined(parts: Any, kind: type) -> Any:
-    """Return a list, tuple or mapping as a ``kind``, and a single object as it is."""
+    """Return a list, tuple or mapping as a ``kind``, and a single object as it is. A trainer needs an optimizer."""
+    if parts is None and kind is OptimizerList:
+        raise ConfigError("the optimizer is None: pass one, or a list or dict of them")
     return kind(parts) if isinstance(parts, list | tuple | Mapping) else parts
 
 

@@ -384,6 +384,7 @@ PYTHON = [
     ({"train_data": {"x": np.zeros(3)}}, "a dict is not a data set: pass a tuple of tensors (x, y)"),
     ({"train_data": (X, Y[:3])}, "expected tensors of the same length, got [(32, 8), (3,)]"),
     ({"hooks": {"EMA": {"decay": 0.9}}}, 'Trainer(hooks=...): expected a list such as ["EMA"] or [{"NAME": "EMA"'),
+    ({"train_data": (np.zeros((4, 8), "f4"), np.array(["cat", "dog"] * 2))}, "the labels are strings: number them"),
     ({"hooks": {HookBase()}}, "Trainer(hooks=...): expected a list: a set has no certain order"),
     ({"hooks": [3]}, "HOOKS[0].NAME: <object builtins.int> cannot be the hook"),
     ({"config": {"SOLVER.BASE_RL": 3}}, "Trainer(config=...): unknown key 'SOLVER.BASE_RL'; did you mean"),
