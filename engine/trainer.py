@@ -97,8 +97,8 @@ class Trainer(DefaultTrainer):
         **unknown: Never,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "unknown", "__class__")}
-        for name, value in unknown.items():
-            raise unknown_argument(name, value, arguments)
+        for name in unknown:
+            raise unknown_argument(name, unknown[name], arguments)
         super().__init__(config_of_arguments(**arguments))
 
     if not TYPE_CHECKING:
