@@ -3,7 +3,7 @@
 import copy
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -11,7 +11,16 @@ from ...config import ConfigError
 from ...hooks.common import length_of, preserve_rng
 from .. import comm
 from .batch_sampler import GlobalBatchSampler, has_state, takes_start
-from .loader import LimitedLoader, SeededLoader, begin_dataset_epoch, ended_early, exact_length, iterate, split_batch
+from .loader import (
+    Collated,
+    LimitedLoader,
+    SeededLoader,
+    begin_dataset_epoch,
+    ended_early,
+    exact_length,
+    iterate,
+    split_batch,
+)
 from .stream import SplitLoader, StreamLoader
 
 logger = logging.getLogger(__name__)
@@ -73,12 +82,16 @@ class EpochIterator:
 
     def __next__(self) -> Any:
         if not self._left:
-            self._left.extend(self._read_next())
+            batches, sizes = self._read_next()
+            if self._parts == 1:
+                (batch,), (self.num_samples,) = batches, sizes
+                return batch
+            self._left.extend(zip(batches, sizes, strict=True))
         batch, self.num_samples = self._left.popleft()
         return batch
 
-    def _read_next(self) -> Iterable[tuple[Any, int | None]]:
-        """Read the next batch, and return it or its micro-batches, with their numbers of samples."""
+    def _read_next(self) -> Collated:
+        """Read the next batch, or its micro-batches."""
         if self.position == self.length or self._skipping:
             self._roll()
         if self._made_parts != self._parts and self._iterator is not None:
@@ -89,19 +102,20 @@ class EpochIterator:
             self._noted.popleft()
         # No "except StopIteration": objects made in an except block keep the exception, and so this frame and the
         # loader's workers, alive until the garbage collector runs.
-        read = next(self._iterator, _END)
+        read: Collated = next(self._iterator, _END)
         if read is _END:
             read = self._start_over()
         self.position += 1
         self._read += 1
         if self._parts > 1 and len(read.batches) == 1 and (read.sizes[0] is None or self._made_parts == 1):
-            return split_batch(read.batches[0], self._parts, read.sizes[0])
+            parts = split_batch(read.batches[0], self._parts, read.sizes[0])
+            return Collated(*map(list, zip(*parts, strict=True)))
         if len(read.batches) > 1 and self._parts == 1:
             raise RuntimeError(
                 f"the data loader makes {self._made_parts} micro-batches of each batch until its pass ends: read them "
                 "with SOLVER.ACCUMULATION_STEPS, or use a loader with state_dict()"
             )
-        return zip(read.batches, read.sizes, strict=True)
+        return read
 
     def micro_batches(self, parts: int, fetch: Callable[[], Any]) -> list[tuple[Any, int | None]]:
         """Read a batch in micro-batches, and return each with its number of samples.
@@ -117,14 +131,14 @@ class EpochIterator:
         """
         self._parts, self.num_samples = parts, None
         try:
-            found = [(fetch(), self.num_samples)]
+            found: list[tuple[Any, int | None]] = [(fetch(), self.num_samples)]
             while self._left:
                 found.append((fetch(), self.num_samples))
         finally:
             self._parts = 1
             self._left.clear()
         if parts > 1 and found[0][1] is None:
-            return list(split_batch(found[0][0], parts))
+            return [*split_batch(found[0][0], parts)]
         return found
 
     def prepare(self) -> None:

@@ -76,12 +76,13 @@ _OVER_ELEMENTS = (
 )
 
 
-def count_of_mean(func: Any, given: Mapping[str, Any]) -> torch.Tensor | None:
+def count_of_mean(func: Any, given: Mapping[str, Any]) -> Any:
     """Return the divisor (a scalar) of a loss's mean; None if it is the number of samples.
 
     It is the number of targets that count, the sum of their classes' weights, or the number of elements.
     """
-    target, weight = given.get("target"), given.get("weight")
+    target: Any = given.get("target")
+    weight: Any = given.get("weight")
     if func in _OVER_ELEMENTS:
         if func in (F.l1_loss, F.mse_loss) and weight is not None:
             return weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32))

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -229,7 +230,8 @@ def _note_ambiguous(shape: tuple[int, ...]) -> None:
 def _mean_and_count(
     loss: nn.CrossEntropyLoss, scores: torch.Tensor, target: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    settings = {"weight": loss.weight, "ignore_index": loss.ignore_index, "label_smoothing": loss.label_smoothing}
+    names = ("weight", "ignore_index", "label_smoothing")
+    settings: dict[str, Any] = {name: getattr(loss, name) for name in names}
     total = F.cross_entropy(scores, target, reduction="sum", **settings)
     count = count_of_mean(F.cross_entropy, {"target": target, **settings})
     return total / torch.where(count > 0, count, 1).to(total.dtype), count
