@@ -14,11 +14,14 @@ from .. import hooks
 from ..config.rare_names import imported_when_used
 from .defaults import DefaultTrainer
 from .launch import DEFAULT_TIMEOUT, launch  # not later: the module has the name of the function
+from .run import begin_run, default_setup
 from .setup.check import check_config
 from .setup.logger import setup_logger
-from .setup.start import begin_run, choose_seed, default_setup, seed_all_rng
+from .setup.seeds import choose_seed, seed_all_rng
 from .simple_trainer import SimpleTrainer
 from .train_loop import TrainerBase, TrainResult
+
+from .program.run import run  # isort: skip  # after the module of this name
 
 if TYPE_CHECKING:
     from ..command_line import default_argument_parser
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
     from .launch import config_errors_exit
     from .parallel.fsdp import FSDP2
     from .parallel.mesh import Mesh
-    from .program.run import run
     from .trainer import Trainer
 
 __all__ = [
@@ -75,7 +77,6 @@ __getattr__ = imported_when_used(
         "default_argument_parser": "..command_line",
         "default_writers": ".compat.functions",
         "export_weights": ".export.export",
-        "run": ".program.run",
     },
 )
 

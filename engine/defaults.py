@@ -4,7 +4,6 @@ import logging
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -28,12 +27,12 @@ from .evaluation.evaluator import initialized
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from .modeling.loss_module import attached_to
 from .parallel.base import build_strategy, build_wrapped
-from .ranks.agreement import StopRequest
 from .resume import changes, lengths
-from .setup import start
+from .run import Run, begin_run, default_setup
 from .setup.check import HOOK_SLOT, WRITER_SLOT, best_metric, check_watched, overridden_builders
 from .setup.report import log_end, log_start, name_replay, replay_command
-from .setup.start import default_setup
+from .setup.script_options import check_ignored
+from .setup.seeds import seed_all_rng
 from .simple_trainer import SimpleTrainer
 from .solver import SchedulerList, build_grad_clipper, build_lr_scheduler, build_optimizer
 from .solver.build import optimizer_or_problem
@@ -83,23 +82,24 @@ class DefaultTrainer(SimpleTrainer):
     _epoch_offset = 0  # see epoch_offset()
     _weights_of: tuple[Any, Mapping[str, Any]] = None, {}  # the config it was made with, and the keys of weights in it
     _resolved_epoch: int | None = None  # iterations in an epoch, in the lengths of _resolved
-    _start: start.RunStart | None = None
+    _run: Run | None = None
     _saved_run: Mapping[str, Any] = {}  # the "run" entry of the loaded checkpoint
     _resume: bool | str | None = None
     _last_eval_results: Mapping[str, Any] = {}
     _result: TrainResult | None = None  # of the last train()
-    _rng_at_end: dict[str, Any] | None = None  # the random states after the last train()
+    _repeated_stop: str | None = None
+    _rng_at_end: dict[str, Any] | None = None  # the random generators after the last train()
     _length_key = "SOLVER.MAX_ITER"  # where users set the length of a run
     _trainer = InnerTrainer()
     replay_command = replay_command
 
     def __init__(self, cfg: CfgNode) -> None:
         self._weights_of = cfg, changes.weights_keys(cfg)
-        cfg, self._start = start.prepared_start(cfg, overridden_builders(type(self), DefaultTrainer))
+        cfg, self._run = Run.of(cfg, overridden_builders(type(self), DefaultTrainer))
         device, strategy = resolve_device(cfg.MODEL.DEVICE), build_strategy(cfg)
         comm.set_data_ranks(strategy.data_rank, strategy.data_size)
         if strategy.data_size < comm.get_world_size():  # ranks that share a batch need equal random numbers
-            start.seed_all_rng((cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()) + strategy.data_rank)
+            seed_all_rng((cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()) + strategy.data_rank)
         self.given = cfg = self.auto_scale_workers(cfg, strategy.data_size)
         model = build_wrapped(lambda: initialized(self.build_model(cfg), cfg, self), strategy, device)
         adapter, plain = self.build_adapter(cfg), unwrap_model(model)
@@ -147,7 +147,7 @@ class DefaultTrainer(SimpleTrainer):
         self.start_iter = 0
         self.max_iter = cfg.SOLVER.MAX_ITER
         self.register_hooks(self.build_hooks())
-        self._start.create_folder()
+        self._run.create_folder()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -208,37 +208,49 @@ class DefaultTrainer(SimpleTrainer):
             SystemExit: an expected result was missed; or a signal (Ctrl-C) ended a run outside of a session.
         """
         end = changes.previous_end(self)
-        ended = end is not None and end["complete"]
-        with self._in_output_dir(trains=not ended):
-            if end is not None and ended:
-                result = changes.previous_result(self, end)
-            else:
-                changes.continue_training(self)
-                log_start(self)
-                stop = None if end is None or end["reason"] == "completed" else StopRequest(end["reason"])
-                result = self._train(self.start_iter, self.max_iter, stop)
-                with StopSignals():  # the run has ended: they have no effect
-                    changes.evaluate_best(self, result)
-            self._result = result
-            log_end(self, result)
-            if self._last_eval_results and result.reason == "completed":  # the same on all ranks
-                verify_results(self.cfg, self._last_eval_results)
+        if end is not None and end["complete"]:
+            self._take_folder(trains=False)
+            result = changes.previous_result(self, end)
+        else:
+            changes.continue_training(self)
+            self._repeated_stop = None if end is None or end["reason"] == "completed" else end["reason"]
+            result = super().train(self.start_iter, self.max_iter)
+            with StopSignals():  # the run has ended: they have no effect
+                changes.evaluate_best(self, result)
+        self._result = result
+        log_end(self, result)
+        if self._run is not None:
+            self._run.end()
+        if self._last_eval_results and result.reason == "completed":  # the same on all ranks
+            verify_results(self.cfg, self._last_eval_results)
         if result.exit_code and result.reason.startswith(INTERRUPTED_BY) and not is_session():
             raise SystemExit(result.exit_code)  # as the signal would have done; a session goes on
         return result
 
-    def _in_output_dir(self, trains: bool = True) -> AbstractContextManager[None]:
-        if self._start is None:  # a subclass that does not call __init__
-            self._start = start.take_start(self.cfg)
-        if trains:
-            own_test = "test" in overridden_builders(type(self), DefaultTrainer)
-            testing.sanity_check(self, own_test)  # before an earlier run is moved away
-        if self._start is None:
-            return nullcontext()
+    def _begin(self) -> None:
+        own_test = "test" in overridden_builders(type(self), DefaultTrainer)
+        testing.sanity_check(self, own_test)  # before an earlier run is moved away
+        self._take_folder()
+        try:
+            super()._begin()
+        except BaseException:
+            self._run_ended()
+            raise
+        if self._repeated_stop:
+            self.stop(self._repeated_stop)
+
+    def _take_folder(self, trains: bool = True) -> None:
+        if self._run is None:  # a subclass that does not call __init__
+            self._run = Run.take(self.cfg)
+        if self._run is None:
+            return
         loaded = self._resume is not None or self.start_iter > 0 or bool(getattr(self.checkpointer, "resumed_from", ""))
         if not loaded and self.checkpointer.has_checkpoint():
-            start.check_ignored(self._start.args, "resume")
-        return self._start.running(self._resume, trains)
+            check_ignored(self._run.args, "resume")
+        self._run.check_options(self._resume)
+        self._run.begin(self._resume, trains)
+        if trains:
+            log_start(self)
 
     def _first_step_done(self) -> None:
         super()._first_step_done()
@@ -246,16 +258,11 @@ class DefaultTrainer(SimpleTrainer):
             overridden_builders(type(self), DefaultTrainer)
         ):
             check_watched(self)
-        if self._start is not None:
-            self._start.begin_after_step()
 
-    def _end_run(self) -> None:
-        if self._error is None and self._start is not None:
-            self._attempt(self._start.begin_after_step)  # no step was trained
-        try:
-            super()._end_run()
-        finally:
-            self._rng_at_end = capture_rng()
+    def _run_ended(self) -> None:
+        self._rng_at_end = capture_rng()
+        if self._run is not None:
+            self._run.end()
 
     def _fail(self, error: BaseException) -> None:
         name_replay(self, error)
@@ -378,7 +385,7 @@ class DefaultTrainer(SimpleTrainer):
         Raises:
             ConfigError: the number of evaluators is not the number of test sets.
         """
-        start.begin_run(cfg, "inference")
+        begin_run(cfg, "inference")
         return testing.evaluate_test_sets(cfg, model, evaluators, parts=cls)
 
     def evaluate(self, max_batches: int | None = None) -> Mapping[str, Any]:
@@ -412,7 +419,7 @@ class DefaultTrainer(SimpleTrainer):
         return {**state, "run": changes.run_record(self)} if self._record else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        if self._running:
+        if self.hooks.running:
             return super().load_state_dict(state_dict)
         self._saved_run = {} if not self._record else state_dict.get("run", {})
         self._last_eval_results = self._saved_run.get("results", {})

@@ -29,7 +29,7 @@ from .step.fast_path import FastOptimizer, backward
 from .step.nonfinite import NonFinitePolicy, check_finite, detect_anomaly, scaled_step
 from .step.old_methods import DataLoaderIter, ThisThread, TrainLoader, adapt_old_methods
 from .step.step_outputs import KeptForHooks, StepOutputs
-from .train_loop import TrainerBase
+from .train_loop import Request, TrainerBase
 
 __all__ = ["SimpleTrainer"]
 
@@ -178,7 +178,7 @@ class SimpleTrainer(TrainerBase):
 
     def fetch(self) -> Any:
         """Read the next batch, or micro-batch, and move it to the device."""
-        listeners = self._listeners
+        listeners = self.hooks.listeners
         if listeners["before_fetch"]:
             self.emit("before_fetch")
         batch = next(self._batches)
@@ -202,7 +202,7 @@ class SimpleTrainer(TrainerBase):
         Returns:
             The weighted losses by name; empty if the model skips the batch.
         """
-        listeners = self._listeners
+        listeners = self.hooks.listeners
         if listeners["before_forward"]:
             self.emit("before_forward", batch)
         loss_dict = self.forward(batch)
@@ -249,7 +249,7 @@ class SimpleTrainer(TrainerBase):
         if self.nonfinite.skip_update:
             self.nonfinite.skip_update = False
             return
-        listeners, scaler, fast = self._listeners, self.grad_scaler, self._fast_optimizer()
+        listeners, scaler, fast = self.hooks.listeners, self.grad_scaler, self._fast_optimizer()
         if scaler is not None and (self.clip_gradients is not None or listeners["before_optimizer_step"]):
             scaler.unscale_(self.optimizer)
         if self.clip_gradients is not None:
@@ -271,7 +271,7 @@ class SimpleTrainer(TrainerBase):
 
     def zero_grad(self) -> None:
         """Clear the gradients."""
-        listeners = self._listeners
+        listeners = self.hooks.listeners
         if listeners["before_zero_grad"]:
             self.emit("before_zero_grad")
         self._fast_optimizer().zero_grad()
@@ -298,7 +298,7 @@ class SimpleTrainer(TrainerBase):
             loss_dict = {name: torch.as_tensor(value) for name, value in loss_dict.items()}
             data_time = float(loss_dict.pop("data_time", 0.0))
         storage, error = self.storage, None
-        if not self._running:  # another trainer calls the steps
+        if not self.hooks.running:  # another trainer calls the steps
             self.iter = storage.iter
         iteration = self.iter if iter is None else iter
         try:
@@ -343,7 +343,7 @@ class SimpleTrainer(TrainerBase):
     # ------------------------------------------------------------------ epochs and data
 
     def _follow_indices(self) -> None:
-        self._batches.follow_indices(any(hook.uses_indices for hook in self._hooks))
+        self._batches.follow_indices(any(hook.uses_indices for hook in self.hooks.hooks))
 
     def reset_data_loader(self, data_loader_builder: Callable[[], Iterable[Any]]) -> None:
         """Replace the data loader, from the next step on.
@@ -362,7 +362,6 @@ class SimpleTrainer(TrainerBase):
         self._batches.skip_epoch()
 
     def _begin_step(self) -> None:
-        self.storage.iter = self.iter
         batches = self._batches
         if batches.ended and not batches.is_loaded:
             batches.next_epoch()
@@ -437,7 +436,7 @@ class SimpleTrainer(TrainerBase):
     # ------------------------------------------------------------------ checks and state
 
     def _hooks_changed(self) -> None:
-        asked = any(hook.uses_outputs for hook in self._hooks)
+        asked = any(hook.uses_outputs for hook in self.hooks.hooks)
         if asked or self._step_outputs is not None:
             self._step_outputs = self._step_outputs or StepOutputs(self)
             self._step_outputs.bind(asked)
@@ -452,7 +451,7 @@ class SimpleTrainer(TrainerBase):
             if isinstance(value, nn.Module) and value is not self.model and self.device is not None:
                 value.to(self.device)
 
-    def _prepare(self, *args: Any) -> EventStorage:
+    def _begin(self) -> None:
         self._move_modules()
         if self.loss_module is not None:
             self.loss_module.check_optimized(self.optimizer)
@@ -461,28 +460,31 @@ class SimpleTrainer(TrainerBase):
         if not (self.model.training and unwrap_model(self.model).training):  # else submodules may be in eval mode
             self.model.train()
         set_optimizer_mode(self.optimizer, training=True)
-        return super()._prepare(*args)
+        super()._begin()
 
-    def _gather_state(self) -> None:
-        self.strategy.before_save(self.model, self.optimizer)
-        data = self._batches.state_dict() if self._batches.differs_by_rank and comm.is_first_of_data_rank() else None
-        ranks = comm.all_gather((capture_rng(), data))
-        self._of_ranks = self.finished_iter, [rng for rng, _ in ranks], [one for _, one in ranks if one is not None]
-
-    def _end_run(self) -> None:
-        set_optimizer_mode(self.optimizer, training=False)
+    def after_train(self) -> None:
+        if self.hooks.running:
+            set_optimizer_mode(self.optimizer, training=False)
         # A resumed run without a step: an evaluation at its end must draw the numbers that the killed run's drew.
-        if self._error is None:
+        if self.hooks.running and self._error is None:
             self._restore_rng()
-        super()._end_run()
+        super().after_train()
 
-    def _check_state(self, requests: set[str]) -> None:
+    def prepare_for(self, what: Request) -> None:
+        if self._prepared.get(what) == self.iter:
+            return
         self.nonfinite.raise_pending(self, self.ranks_in_sync)
-        if not requests.isdisjoint({"on_eval", "on_save"}):
+        if what != "write":
             self.nonfinite.check_weights(self, self.ranks_in_sync)
-            # At the end, where iter is past the last iteration, all ranks are here, whatever hooks they have.
-            if self._agreement is not None and (self.ranks_in_sync or self.iter > self.finished_iter):
+            # At the end, all ranks are here, whatever hooks they have.
+            if self._sync is not None and (self.ranks_in_sync or self.ending):
                 check_same_weights(self.strategy, self.model, self.finished_iter)
+        super().prepare_for(what)
+        if what == "save" and self.ranks_in_sync:
+            self.strategy.before_save(self.model, self.optimizer)
+            own = self._batches.differs_by_rank and comm.is_first_of_data_rank()
+            ranks = comm.all_gather((capture_rng(), self._batches.state_dict() if own else None))
+            self._of_ranks = self.finished_iter, [rng for rng, _ in ranks], [one for _, one in ranks if one is not None]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the trainer's part of a checkpoint; the model's weights are saved beside it.
@@ -516,7 +518,7 @@ class SimpleTrainer(TrainerBase):
         Raises:
             ConfigError: the state is not this trainer's; the message says what to do.
         """
-        if self._running:
+        if self.hooks.running:
             return super().load_state_dict(state_dict)
         check_complete(state_dict)
         super().load_state_dict(state_dict)

@@ -1,8 +1,7 @@
-"""The training loop: steps, the hooks around them, requests of hooks, and how a run ends.
+"""The training loop: steps, the hooks around them, what hooks ask for, and how a run ends.
 
-The docstring of :class:`~hookline.hooks.HookBase` lists all events in order. Requests of hooks are served at the end of
-the step, after ``after_step``, so the order of hooks does not matter. One rank may make a request; all ranks then serve
-it at the end of the same step.
+The docstring of :class:`~hookline.hooks.HookBase` lists all events in order. ``before_train``, ``before_step``,
+``after_step`` and ``after_train`` do the loop's work, so a loop that calls them is a whole run.
 
 ``storage.iter == trainer.iter`` during a step. In ``after_train`` both are the number of finished iterations, so a
 final evaluation is logged one iteration after the last step. After an error both keep the iteration that failed.
@@ -10,20 +9,20 @@ final evaluation is logged one iteration after the last step. After an error bot
 
 import logging
 import math
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, Never, Self
+from typing import Any, Literal, Never, Self
 
 from ..config import ConfigError
 from ..config.rare_names import imported_when_used
 from ..hooks.base import HookBase, StopTraining
-from ..hooks.event_storage import EventStorage
-from ..hooks.hook_list import HookCaller
+from ..hooks.event_storage import EventStorage, get_event_storage
+from ..hooks.hook_list import HookList
 from . import comm
-from .ranks.agreement import Agreement, StopRequest, as_failure
-from .step.own_loop import OpenStorage, OwnLoop
+from .ranks.rank_sync import RankSync, StopRequest, as_failure, share_metrics
 
 __all__ = ["HookBase", "TrainResult", "TrainerBase"]
 
@@ -31,6 +30,10 @@ __all__ = ["HookBase", "TrainResult", "TrainerBase"]
 __getattr__ = imported_when_used(__name__, {"SimpleTrainer": ".simple_trainer", "AMPTrainer": ".compat.amp_trainer"})
 
 logger = logging.getLogger(__name__)
+
+Request = Literal["eval", "write", "save"]
+# The phases at the end of a step, and what may be requested of them.
+_PHASES: tuple[tuple[Request, str], ...] = (("eval", "on_eval"), ("write", "on_write"), ("save", "on_save"))
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,11 @@ class TrainResult:
     exit_code: int = 0
 
 
-class TrainerBase(HookCaller):
+class TrainerBase:
     """Calls :meth:`run_step` repeatedly, and hooks around it. Does not know about models or data.
+
+    A subclass may have a loop of its own. It opens an :class:`~hookline.hooks.EventStorage` and calls the same methods
+    as :meth:`train`.
 
     Attributes:
         iter: the current iteration, from ``start_iter`` to ``max_iter - 1``; the number of finished iterations when
@@ -63,16 +69,19 @@ class TrainerBase(HookCaller):
         iters_per_epoch: iterations in one pass, or None if unknown.
         epoch_ended: whether the current step is the last of its epoch.
         storage: the :class:`~hookline.hooks.EventStorage` of the run.
+        hooks: the :class:`~hookline.hooks.hook_list.HookList`.
+        requests: what is asked for at the end of this step, on all ranks: "eval", "write", "save".
+        ending: whether the loop has ended: ``after_train``, the last metrics and the last checkpoint follow.
         comm: the module of rank and collective functions, for hooks.
         name: a name for ``@on(..., trainer="name")``, in addition to the names of the trainer's classes.
     """
 
-    storage: Any = OpenStorage()
+    storage: EventStorage
     epoch: int = 0
     iters_per_epoch: int | None = None
     epoch_ended: bool = False
-    due_only: bool = False  # in on_write and on_save: only hooks whose period ends with this step act
     comm = comm
+    name = ""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         trainer = super().__new__(cls)
@@ -80,28 +89,31 @@ class TrainerBase(HookCaller):
         return trainer
 
     def __init__(self) -> None:
-        super().__init__()
+        self.hooks = HookList(self)
+        self.requests: set[Request] = set()
         self._max_iter: int = 0
-        self._longest: int = 0  # the largest max_iter of the run
         self._has_state = False  # from an earlier train(), or loaded
         self._last_storage: EventStorage | None = None  # of the last train(), or loaded
-        self._requests: dict[str, bool] = {}  # events, and whether all hooks act, not only those that are due
-        self._begin_run(0)
+        self._reset(0)
 
-    def _begin_run(self, start_iter: int, stop: StopRequest | None = None) -> None:
+    def _reset(self, start_iter: int) -> None:
         """Set the state of a run in which nothing has happened yet."""
         self.iter: int = start_iter
         self.start_iter: int = start_iter
         self.finished_iter: int = start_iter - 1
+        self.ending = False
         self._error: BaseException | None = None
-        self._stop = stop
-        self._agreement: Agreement | None = None  # with other ranks, during training
-        self._in_loop = False  # the loop is that of _train()
-        self._own_loop: OwnLoop | None = None  # the loop is the subclass's own
+        self._outer_error: BaseException | None = None  # that the caller of the run is handling
+        self._loop_end: BaseException | None = None  # raised to end a loop that does not look at stop_requested
+        self._stop: StopRequest | None = None
+        self._sync: RankSync | None = None  # with other ranks, during training
+        self._in_step = False
+        self._longest = self._max_iter  # the largest max_iter of the run
         self._at_last_save = False  # the checkpoint that is saved now is the final one
         self._state_at_end: Mapping[str, Any] | None = None  # of the storage, at the last step of a stopped run
         self._loaded_end: Mapping[str, Any] | None = None  # how the run in the loaded checkpoint ended
-        self._requests.clear()
+        self._prepared: dict[Request, int] = {}
+        self.requests.clear()
         self._began = time.monotonic()
 
     def __reduce_ex__(self, protocol: Any) -> Never:
@@ -126,212 +138,220 @@ class TrainerBase(HookCaller):
             Exception: the first error of a step or a hook, after ``after_train`` of all hooks.
             RuntimeError: a step or a hook called ``sys.exit(0)``, which would look like a run that completed.
         """
-        return self._train(start_iter, max_iter)
-
-    def _train(self, start_iter: int, max_iter: int, stop: StopRequest | None = None) -> TrainResult:
-        """Train; with ``stop``, only repeat the end of a run that was stopped before."""
-        logger.info("Starting training from iteration %d", start_iter)
-        storage = self._prepare(start_iter, max_iter, stop)
-        self._in_loop = True
-        with storage:
-            try:
-                try:
-                    self.before_train()
-                    run_step = self.run_step
-                    while self.iter < self.max_iter and self._stop is None:
-                        self._begin_step()
-                        self.before_step()
-                        run_step()
-                        self._step_done()
-                        try:
-                            self.after_step()
-                        except StopTraining as stop_training:  # by a method of a subclass: in a hook it is a request
-                            self.request_stop(str(stop_training))
-                        self._end_step()
-                        self.iter += 1
-                except StopTraining as stop_training:
-                    if self._agreement is not None:  # all ranks must give up the same step
-                        self._agreement.wait_for_stop(self.iter, str(stop_training))
-                    self.request_stop(str(stop_training))
-            except BaseException as error:
-                self._requests.clear()
-                self._fail(error)
-            try:
-                self._end_run()
-            finally:
-                self._in_loop = False
-            if self._error is not None:
-                raise self._error
-            metrics = {name: value for name, (value, _) in storage.latest().items()}
-        end = self._stop
-        if end is None or (end.exit_code and self.completed):  # interrupted after the last step
-            end = StopRequest("completed")
-        logger.info("Training ended at iteration %d: %s", self.iter, end.reason)
-        return TrainResult(end.reason, self.iter, metrics, end.exit_code)
-
-    def _prepare(self, start_iter: int, max_iter: int, stop: StopRequest | None) -> EventStorage:
-        """Set the state of a new run, and return its storage. ``stop``: see :meth:`_train`."""
-        if self._running:
+        if self.hooks.running:
             raise RuntimeError("train() was called while this trainer trains, such as by its own hook")
-        starts_over = self._has_state and start_iter != self.finished_iter + 1
-        storage = EventStorage(start_iter)
-        if not starts_over and self._last_storage is not None:
-            storage.load_state_dict(self._last_storage.state_dict())
-        self.storage = self._last_storage = storage
-        self._has_state = True
-        self._begin_run(start_iter, stop)
-        self.max_iter = self._longest = max_iter
-        if starts_over:
-            for hook in self._hooks:
-                hook.reset_state()
-        self._start_hooks()
-        if comm.get_world_size() > 1:
-            self._agreement = Agreement(self)
-        logger.debug("Hooks, in the order they are called in:\n%s", self.describe_hooks())
-        return storage
-
-    # The loop above calls these four methods, and so may a subclass's own loop: then they do the loop's work, too.
+        logger.info("Starting training from iteration %d", start_iter)
+        self.iter = self.start_iter = start_iter
+        self.max_iter = max_iter
+        with EventStorage(start_iter) as self.storage:
+            try:
+                self.before_train()
+                while self.iter < self.max_iter and not self.stop_requested:
+                    self.before_step()
+                    self.run_step()
+                    self.after_step()
+                    self.iter += 1
+            except StopTraining as stop:
+                self._leave_step(stop)
+            finally:
+                self.after_train()
+        return self._how_it_ended()
 
     def before_train(self) -> None:
-        if not self._in_loop:
-            OwnLoop.of(self)
-        # Hooks that a subclass's before_train() has registered had the event then.
-        uncalled = [hook for _, cost, hook in self._listeners["before_train"] if not cost[1]]
-        self._call_hooks("before_train", hooks=uncalled)
+        """Begin the run, and call ``before_train`` of all hooks."""
+        if not self.hooks.running:
+            self._begin()
+        self.hooks.call("before_train")
 
     def before_step(self) -> None:
-        if not self._in_loop:
-            OwnLoop.of(self).begin_step()
-        if self._listeners["before_step"]:
-            self._call_hooks("before_step")
-
-    def after_step(self) -> None:
-        if not self._in_loop:
-            OwnLoop.of(self).finish_step()
-        if self._listeners["after_step"]:
-            self._call_hooks("after_step")
-        if not self._in_loop:
-            self._end_step()
-
-    def after_train(self) -> None:
-        """Call ``after_train`` of all hooks, write metrics, and save if one asks. A subclass may do more afterwards."""
-        if self._own_loop is not None and not self._own_loop.ending:
-            self._own_loop.end()
-            return
-        if not self._running:  # the loop has not begun, or has ended
-            return
-        before = self._error
-        self._call_all("after_train")
-        self._write_and_save()
-        if self._error is not before:
-            raise self._error  # type: ignore[misc]
-
-    def before_epoch(self) -> None:  # called by trainers that have epochs: SimpleTrainer._begin_step
-        self.emit("before_epoch")
-
-    def _begin_step(self) -> None:
-        """Do what a step begins with, before the hooks' ``before_step``."""
+        """Begin a step, and call ``before_step`` of all hooks."""
+        if not self.hooks.running:  # a loop of its own, without before_train()
+            iteration = self.iter
+            TrainerBase.before_train(self)
+            self.iter = iteration
+        elif self._in_step and self.finished_iter < self.start_iter and self._is_overridden("after_step"):
+            raise self._not_called("after_step")
+        if self._stop is not None:
+            raise self._end_of_loop(self._stop)
+        self._in_step = True
         self.storage.iter = self.iter
+        self._begin_step()
+        if self.hooks.listeners["before_step"]:
+            self.hooks.call("before_step")
 
     def run_step(self) -> None:
         """Run one iteration. Subclasses define it."""
         raise NotImplementedError(f"{type(self).__name__} must define run_step()")
 
-    def after_backward(self) -> None:
-        if self._listeners["after_backward"]:
-            self.emit("after_backward")
-
-    def _step_done(self) -> None:
-        """Count the step, before the hooks' ``after_step``."""
+    def after_step(self) -> None:
+        """Count the step, call ``after_step`` of all hooks, then evaluate, write metrics and save where it is due."""
+        if not self._in_step:
+            raise self._not_called("before_step")
+        self._in_step = False
         self._notice_stop()
         self.finished_iter = self.iter
         if self.iter == self.start_iter:
             self._first_step_done()
-
-    def _end_step(self) -> None:
-        """End the epoch if this step does, and do what hooks have requested."""
-        self._notice_stop()
+        hooks, requests = self.hooks, self.requests
+        if hooks.listeners["after_step"]:
+            hooks.call("after_step")
+            self._notice_stop()
         if self.epoch_ended:
-            try:
-                self.after_epoch()
-            except StopTraining as stop_training:
-                self.request_stop(str(stop_training))
-        if self._agreement is not None:
-            self._agreement.end_step(self)
-        if self._requests:
-            self._serve_requests()
+            self.after_epoch()
+        if self._sync is not None:
+            self._sync.end_step(self)
+        for request, event in _PHASES:
+            asked = request in requests
+            if hooks.listeners[event]:
+                hooks.call(event)
+            if asked:
+                requests.discard(request)
+
+    def after_train(self) -> None:
+        """End the run: call ``after_train`` of all hooks, write the last metrics, and save unless a step failed.
+
+        If hooks raise errors, the others are still called.
+        """
+        if not self.hooks.running or self.ending:  # the run has not begun
+            return
+        error = sys.exc_info()[1]
+        if error is not None and error is not self._outer_error and error is not self._loop_end:
+            if isinstance(error, StopTraining):  # of a loop that does not catch it
+                self._leave_step(error)
+            else:
+                self._fail(error)
+        self.ending = True
+        self.requests.clear()
+        if self._sync is not None:
+            self._attempt(self._sync.end, self)
+        failed = self._error is not None
+        if not failed:
+            if self._stop is None and self.iter >= self.max_iter > self.finished_iter + 1:
+                self.stop("trainer.iter was set to max_iter")
+            self.iter = self.storage.iter = self.finished_iter + 1
+            self._attempt(self.prepare_for, "eval")
+            if not self.completed:
+                # A stopped run may be resumed. Its checkpoint holds the metrics as they are here.
+                self._state_at_end = self.storage.state_dict()
+        try:
+            self._call_all("after_train")
+            self._call_all("before_write")
+            self._call_all("on_write")
+            if not failed:
+                self._at_last_save = self._error is None
+                if self._at_last_save:
+                    self._attempt(self.prepare_for, "save")
+                self._call_all("on_save")
+            self._call_all("after_run")
+        finally:
+            self.hooks.running, self.ending, self._sync, self._outer_error = False, False, None, None
+            self._run_ended()
+        if self._error is not None:  # also if it is on its way: a subclass's after_train() ends here
+            raise self._error
+
+    def _begin(self) -> None:
+        """Prepare for the steps from ``start_iter`` to ``max_iter``, in the open storage."""
+        loaded_end = self._loaded_end
+        starts_over = self._has_state and self.start_iter != self.finished_iter + 1
+        self.storage = get_event_storage()
+        if not starts_over and self._last_storage is not None:
+            self.storage.load_state_dict(self._last_storage.state_dict())
+        self._last_storage, self._has_state = self.storage, True
+        self._reset(self.start_iter)
+        self._loaded_end, self._outer_error = loaded_end, sys.exc_info()[1]
+        if starts_over:
+            for hook in self.hooks.hooks:
+                hook.reset_state()
+        self.hooks.start()
+        if comm.get_world_size() > 1:
+            self._sync = RankSync(self)
+        logger.debug("Hooks, in the order they are called in:\n%s", self.hooks.describe())
+
+    def _begin_step(self) -> None:
+        """Begin an epoch, if the step is its first."""
+
+    def _end_of_loop(self, stop: StopRequest) -> BaseException:
+        """Return what ends a loop that does not look at ``stop_requested``."""
+        text = (
+            f"training was asked to stop ({stop.reason}), but {type(self).__name__} has a training loop of its own, "
+            "which goes on. The run ends here, with its final checkpoint. To stop without this error, let the loop "
+            "check self.stop_requested"
+        )
+        self._loop_end = SystemExit(stop.exit_code) if stop.exit_code else RuntimeError(text)
+        return self._loop_end
+
+    def _is_overridden(self, method: str) -> bool:
+        return getattr(type(self), method) is not getattr(TrainerBase, method)
+
+    def _not_called(self, method: str) -> ConfigError:
+        name = type(self).__name__
+        if self._is_overridden(method):
+            problem = f"{name}.{method}() does not call super().{method}()"
+        else:
+            problem = f"the training loop of {name} does not call {method}()"
+        return ConfigError(f"{problem}, so its steps cannot be counted")
+
+    def _leave_step(self, stop: StopTraining) -> None:
+        """Stop at once: a step or a method of a subclass has raised ``stop``. A step that is not finished is not
+        counted."""
+        if self._sync is not None:  # all ranks must give up the same step
+            self._sync.wait_for_stop(self.iter, str(stop))
+        self.stop(str(stop))
+
+    def _first_step_done(self) -> None:
+        self.hooks.warn_of_silent_events()
+
+    def _run_ended(self) -> None:
+        """Called at the very end of a run, whatever has failed."""
+
+    def _how_it_ended(self) -> TrainResult:
+        if self.hooks.running:
+            raise RuntimeError(
+                f"{type(self).__name__}.after_train() does not call super().after_train(): the run has not ended, and "
+                "its last metrics and checkpoint are not written"
+            )
+        end = self._stop
+        if end is None or (end.exit_code and self.completed):  # interrupted after the last step
+            end = StopRequest("completed")
+        logger.info("Training ended at iteration %d: %s", self.iter, end.reason)
+        metrics = {name: value for name, (value, _) in self.storage.latest().items()}
+        return TrainResult(end.reason, self.iter, metrics, end.exit_code)
+
+    def before_epoch(self) -> None:  # called by trainers that have epochs: SimpleTrainer._begin_step
+        self.emit("before_epoch")
+
+    def after_backward(self) -> None:
+        if self.hooks.listeners["after_backward"]:
+            self.hooks.call("after_backward")
 
     def _notice_stop(self) -> None:
         """Take ``trainer.iter = trainer.max_iter``, by which hooks of detectron2 stop training, as a request."""
-        if self.iter >= self.max_iter and self._in_loop and self.iter != self.storage.iter:
+        if self.iter != self.storage.iter and self.iter >= self.max_iter:
             self.iter = self.storage.iter
             self.request_stop("trainer.iter was set to max_iter")
 
     def after_epoch(self) -> None:
         self.emit("after_epoch")
 
-    def _serve_requests(self) -> None:
-        """Evaluate, write metrics, then save, so that the checkpoint has the state after all of them."""
-        self._check_state(set(self._requests))
-        for event in ("on_eval", "on_write", "on_save"):
-            if event in self._requests:
-                self.due_only = not self._requests.pop(event)
-                if event == "on_save" and self.ranks_in_sync:
-                    self._gather_state()
-                if event == "on_write":
-                    self.emit("before_write")
-                self.emit(event)
-        self.due_only = False
+    def prepare_for(self, what: Request) -> None:
+        """Do what must come before an evaluation, before metrics are written, and before a checkpoint is saved.
 
-    def _check_state(self, requests: set[str]) -> None:
-        """Raise an error if losses or weights must not be evaluated, written or saved (``requests``)."""
+        Losses and weights are checked, and all ranks combine their metrics. ``before_write`` is called before metrics
+        are written. A hook that acts in ``on_eval``, ``on_write`` or ``on_save`` calls this first, on all ranks.
+        """
+        if self._prepared.get(what) == self.iter:
+            return
+        self._prepared[what] = self.iter
+        if self.ranks_in_sync:
+            share_metrics(self.storage, self.finished_iter)
+        if what == "write":
+            self.hooks.call("before_write")
 
-    def _gather_state(self) -> None:
-        """Collect from all ranks what a checkpoint needs. Called on all ranks before a save."""
-
-    # ------------------------------------------------------------------ the end of a run
-
-    def _end_run(self) -> None:
-        """End the run: call the events after the loop. If hooks raise errors, the others are still called."""
-        if self._error is None:
-            if self._stop is None and self.iter >= self.max_iter > self.finished_iter + 1:
-                self._stop = StopRequest("trainer.iter was set to max_iter")
-            self.iter = self.storage.iter = self.finished_iter + 1
-            self._attempt(self._check_state, {"on_eval", "on_save"})
-        self.due_only = False  # an error may have ended a step
-        if self._agreement is not None:
-            self._attempt(self._agreement.end, self)
-        if self._error is None and not self.completed:
-            # A stopped run may be resumed. Its checkpoint holds the metrics as they are here, before after_train.
-            self._state_at_end = self.storage.state_dict()
-        try:
-            if self._own_loop is None:
-                self.after_train()
-            else:  # the loop is in it already
-                TrainerBase.after_train(self)
-        except BaseException as error:
-            if not self._running:  # what a subclass does after the end of the run
-                raise
-            self._fail(error)
-        if self._running:  # it did not call its parent's
-            self._write_and_save()
-
-    def _write_and_save(self) -> None:
-        """Write the last metrics and save."""
-        self._call_all("before_write")
-        self._call_all("on_write")
-        if "on_save" in self._requests:  # by after_train of PeriodicCheckpointer
-            self._at_last_save = self._error is None
-            if self._at_last_save and self.ranks_in_sync:
-                self._attempt(self._gather_state)
-            self._call_all("on_save")
-        self._call_all("after_run")
-        self._requests.clear()
-        self._running, self._agreement = False, None
+    # ------------------------------------------------------------------ errors
 
     def _call_all(self, event: str, *args: Any) -> None:
         """Call every hook that has ``event``, whatever the others raise."""
-        self._call_hooks(event, args, on_error=self._fail)
+        self.hooks.call(event, args, on_error=self._fail)
 
     def _attempt(self, function: Callable[..., Any], *args: Any) -> None:
         try:
@@ -360,6 +380,59 @@ class TrainerBase(HookCaller):
             logger.warning("%s ended training at iteration %d", type(error).__name__, self.iter)
         self._call_all("on_exception", error)
 
+    # ------------------------------------------------------------------ hooks
+
+    @property
+    def _hooks(self) -> list[HookBase]:  # detectron2's name
+        return self.hooks.hooks
+
+    @_hooks.setter
+    def _hooks(self, hooks: list[HookBase]) -> None:
+        self.hooks.hooks[:] = hooks
+
+    def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
+        """Add hooks. At each event hooks are called in the order of registration.
+
+        While training, new hooks get ``before_train`` at once, and take part from then on.
+
+        Args:
+            hooks: the hooks. None is skipped.
+
+        Raises:
+            TypeError: one is not a HookBase.
+            HookOrderError: the order violates a hook's ``after`` or ``before``; the message names both.
+        """
+        self.hooks.register(hooks)
+
+    def remove_hook(self, hook: HookBase | type[HookBase]) -> list[HookBase]:
+        """Remove a hook, or all hooks of a class, and return them.
+
+        While training, they get ``after_train`` and ``after_run`` at once, and no event that begins later.
+        """
+        return self.hooks.remove(hook)
+
+    def find_hook(self, cls: type | str) -> Any:
+        """Return the first hook of a class, given as a class or by name; None if there is none."""
+        return next(iter(self.hooks.find(cls)), None)
+
+    def find_hooks(self, cls: type | str) -> list[Any]:
+        """Return all hooks of a class, given as a class or by name."""
+        return self.hooks.find(cls)
+
+    def emit(self, event: str, *args: Any, **kwargs: Any) -> None:
+        """Call the method ``event`` of every hook that has it. The event need not be declared.
+
+        Example: ``trainer.emit("verify_batch", batch)``
+        """
+        self.hooks.call(event, args, kwargs)
+
+    def listens(self, event: str) -> bool:
+        """Return whether any hook has the method ``event``, so that its arguments need not be computed if not."""
+        return self.hooks.listens(event)
+
+    def _hooks_changed(self) -> None:
+        """Called when hooks were registered or removed, and when a run begins."""
+
     # ------------------------------------------------------------------ how far the run is
 
     @property
@@ -373,7 +446,7 @@ class TrainerBase(HookCaller):
                 f"max_iter: expected a number of iterations, not {value!r}; for 20 epochs: 20 * trainer.iters_per_epoch"
             )
         changed, self._max_iter = value != self._max_iter, value
-        if changed and self._running:
+        if changed and self.hooks.running:
             self._longest = max(self._longest, value)
             self._length_changed()
 
@@ -423,7 +496,7 @@ class TrainerBase(HookCaller):
         """Return the shell command that repeats a step, for messages; empty if there is none."""
         return ""
 
-    def request_stop(self, reason: str = "", exit_code: int = 0, everywhere: bool = False) -> None:
+    def request_stop(self, reason: str = "", exit_code: int = 0) -> None:
         """Stop training after the current step. The first request counts, but an interruption yields to a stop.
 
         With several ranks, one rank may request it: all ranks stop at the end of the same step, within about a second.
@@ -432,40 +505,46 @@ class TrainerBase(HookCaller):
             reason: returned by :meth:`train`, and logged.
             exit_code: not 0 if the run is interrupted and should be resumed (a signal, a time limit). Its checkpoint
                 is named by the iteration instead of ``model_final``, and the program exits with this code.
-            everywhere: all ranks make this request in this step, so no exchange between ranks is needed.
         """
         request = StopRequest(reason or "stop requested", exit_code)
-        if self._agreement is None or not self._agreement.takes(request, everywhere):
+        if self._sync is not None and not self.ending:
+            self._sync.stop = request.instead_of(self._sync.stop)
+        else:
             self._stop = request.instead_of(self._stop)
 
-    def request_save(self, everywhere: bool = False, due: bool = False) -> None:
-        """Save a checkpoint at the end of the current step. ``everywhere``: as for :meth:`request_stop`.
+    def stop(self, reason: str) -> None:
+        """Stop training after the current step. Every rank must call it in the same step; see :meth:`request_stop`."""
+        self._stop = StopRequest(reason).instead_of(self._stop)
 
-        Args:
-            due: only the checkpointers whose period ends with this step save, unless there is another request.
-        """
-        self._request("on_save", everywhere, due)
+    @property
+    def stop_requested(self) -> bool:
+        """Whether the loop must end after the current step."""
+        return self._stop is not None
 
-    def request_write(self, everywhere: bool = False, due: bool = False) -> None:
-        """Write metrics at the end of the current step. ``everywhere``, ``due``: as for :meth:`request_save`."""
-        self._request("on_write", everywhere, due)
+    def request_save(self) -> None:
+        """Save a checkpoint at the end of the current step, or with several ranks within about a second, on all."""
+        self._request("save")
 
-    def request_eval(self, everywhere: bool = False) -> None:
-        """Evaluate at the end of the current step. ``everywhere``: as for :meth:`request_stop`."""
-        self._request("on_eval", everywhere)
+    def request_write(self) -> None:
+        """Write metrics at the end of the current step; see :meth:`request_save`."""
+        self._request("write")
 
-    def _request(self, event: str, everywhere: bool, due: bool = False) -> None:
-        if self._agreement is None or not self._agreement.takes(event, everywhere):
-            self._requests[event] = self._requests.get(event, False) or not due
+    def request_eval(self) -> None:
+        """Evaluate at the end of the current step; see :meth:`request_save`."""
+        self._request("eval")
+
+    def _request(self, what: Request) -> None:
+        alone = self._sync is None or (what != "eval" and not self._sync.same_hooks)  # then each rank acts by itself
+        (self.requests if alone else self._sync.requests).add(what)  # type: ignore[union-attr]
 
     def clock(self) -> float:
         """Seconds since training began. With several ranks: rank 0's value at the last exchange, the same on all."""
-        return time.monotonic() - self._began if self._agreement is None else self._agreement.clock
+        return time.monotonic() - self._began if self._sync is None else self._sync.clock
 
     @property
     def ranks_in_sync(self) -> bool:
         """Whether there are several ranks with the same hooks. Hooks may then call collectives in their events."""
-        return self._agreement is not None and self._agreement.same_hooks
+        return self._sync is not None and self._sync.same_hooks
 
     # ------------------------------------------------------------------ state
 
@@ -475,9 +554,9 @@ class TrainerBase(HookCaller):
         ``iteration``: the last finished one; ``hooks``: their states, the schedule's too; ``storage``: windows of
         metrics; ``end``: how the run ended, if this is its last checkpoint.
         """
-        hooks = self._hook_states() or None
+        hooks = self.hooks.state_dict() or None
         state: dict[str, Any] = {"iteration": self.finished_iter, "end": self._end(), "hooks": hooks}
-        if self._running:
+        if self.hooks.running:
             state["storage"] = self._state_at_end or self.storage.state_dict()
         return {name: value for name, value in state.items() if value is not None}
 
@@ -486,7 +565,7 @@ class TrainerBase(HookCaller):
 
         During training nothing is loaded, with a warning: a hook that loads a checkpoint gets the model's weights only.
         """
-        if self._running:
+        if self.hooks.running:
             logger.warning(
                 "A checkpoint was loaded during training: the model has its weights now. Iteration (%d), optimizer, "
                 "hooks and data stay as they are. Load it before train(), or set CHECKPOINT.LOAD_BEST_AT_END",
@@ -496,7 +575,7 @@ class TrainerBase(HookCaller):
         self.iter = self.finished_iter = state_dict["iteration"]
         self._has_state, self._stop, self._error, self._at_last_save = True, None, None, False
         self._loaded_end = state_dict.get("end")
-        self._load_hook_states(state_dict.get("hooks", {}))
+        self.hooks.load_state_dict(state_dict.get("hooks", {}))
         vars(self).pop("storage", None)
         self._last_storage = None
         if "storage" in state_dict:

@@ -66,6 +66,7 @@ class EvalHook(HookBase):
         trainer = self.trainer
         self._evaluated_at = trainer.iter
         start = time.perf_counter()
+        trainer.prepare_for("eval")  # before wrong weights become the best
         with rng_of_training(), optimizer_in_eval_mode(getattr(trainer, "optimizer", None)):
             try:
                 trainer.emit("before_eval")
@@ -114,8 +115,10 @@ class EvalHook(HookBase):
             self._do_eval()
 
     def on_eval(self) -> None:
+        trainer = self.trainer
         # Not if after_step has evaluated in this step, or after_train will.
-        if self._main and self.trainer.iter != self._evaluated_at and not self._is_left_to_the_end():
+        done = trainer.iter == self._evaluated_at or self._is_left_to_the_end()
+        if self._main and "eval" in trainer.requests and not done:
             self._do_eval()
 
 

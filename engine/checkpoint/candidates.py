@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from ...config import ConfigError
-from ...config.files.run_folder import run_folder
+from ...config.files.run_folder import recover_if_idle
 from .. import comm
 from .files import STATE_FILE, load_torch_file, verify_checkpoint
 from .weights import find_checkpoint
@@ -68,7 +68,7 @@ def _last_checkpoint(checkpointer: Any) -> tuple[bool, str]:
             raise ConfigError(f"{folder}/last_checkpoint cannot be read")
         return tagged, last
     with suppress(ConfigError, OSError):  # a run trains there, or the folder is not writable
-        for name in run_folder(folder).recover():
+        for name in recover_if_idle(folder):
             logger.warning("Restored %s: a run was killed while it replaced it", name)
     return checkpointer.has_checkpoint(), os.path.basename(checkpointer.get_checkpoint_file())
 

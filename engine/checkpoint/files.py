@@ -32,7 +32,7 @@ from ...config.files.atomic import (
     remove_path,
     replace_file,
 )
-from ...config.files.run_folder import claim, is_claimed
+from ...config.files.run_folder import CHECKPOINT
 
 __all__ = [
     "STATE_FILE",
@@ -247,7 +247,6 @@ class CheckpointFolder:
         if "://" in path:
             self._copy(path, write)
             return
-        claim(path)
         self.prepare()
         with displaced(path) if os.path.isdir(path) else nullcontext():
             replace_file(path, write)
@@ -287,8 +286,9 @@ class CheckpointFolder:
             return
         if not os.path.lexists(path):
             return
-        elsewhere = os.path.dirname(os.path.abspath(path)) != os.path.abspath(self.path)
-        if elsewhere or not is_claimed(path) or (os.path.isdir(path) and not is_checkpoint_folder(path)):
+        folder, name = os.path.split(os.path.abspath(path))
+        of_a_run = folder == os.path.abspath(self.path) and CHECKPOINT.fullmatch(name)
+        if not of_a_run or (os.path.isdir(path) and not is_checkpoint_folder(path)):
             logger.warning("%s was not written by this run, and is not removed", path)
             return
         try:

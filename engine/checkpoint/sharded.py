@@ -41,7 +41,6 @@ from torch.utils._pytree import MappingKey, tree_map_with_path
 
 from ...config.errors import ConfigError, first_line
 from ...config.files.atomic import displaced, replace_file, replace_text, sync_directory, temporary_path
-from ...config.files.run_folder import claim
 from .. import comm
 from .files import STATE_FILE, disk_errors, load_torch_file, verify_checkpoint, write_checkpoint
 
@@ -138,7 +137,6 @@ def write_folder(path: str, state: Any, shards: Mapping[Keys, "DTensor"], group:
     try:
         with fail_together(group):
             if main:
-                claim(path)
                 os.makedirs(temporary)
         with fail_together(group):
             sums = write_parts(temporary, state if main else None, shards, group)

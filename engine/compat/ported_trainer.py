@@ -13,7 +13,6 @@ from typing import Any, cast
 
 from torch import nn
 
-from ...hooks.event_storage import EventStorage
 from ..parallel.base import Strategy, strategy_of
 from ..simple_trainer import SimpleTrainer
 from ..train_loop import TrainerBase
@@ -51,7 +50,7 @@ class InnerTrainer:
             cls = type(trainer)
             names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__slots__": ()}
             trainer.__class__ = type(cls.__name__, (_Unregistered, cls, PortedTrainer), names)
-        own, new, hooks = vars(trainer), vars(inner), inner._hooks
+        own, new, hooks = vars(trainer), vars(inner), inner.hooks.hooks
         kept = {*vars(TrainerBase())}
         if own.get("model") is not None and own["model"] is new.get("model"):
             kept |= {"adapter", "loss_module", "device", "strategy", "_averaging_ranks", "_given_length"} & own.keys()
@@ -144,9 +143,9 @@ class PortedTrainer(SimpleTrainer):
         if "nonfinite" in vars(self):  # else called again when training starts
             super()._hooks_changed()
 
-    def _prepare(self, *args: Any) -> EventStorage:
+    def _begin(self) -> None:
         self._add_missing_parts()
-        return super()._prepare(*args)
+        super()._begin()
 
     def state_dict(self) -> dict[str, Any]:
         self._add_missing_parts()

@@ -17,7 +17,7 @@ from torch.utils.collect_env import get_pretty_env_info
 import hookline
 
 from ..setup.logger import setup_logger as _setup_logger
-from ..setup.start import seed_all_rng
+from ..setup.seeds import seed_all_rng
 
 __all__ = [
     "TORCH_VERSION",

@@ -20,7 +20,6 @@ from torch.utils.data import Subset
 
 from ...config import ConfigError
 from ...config.files.atomic import replace_file, temporary_path
-from ...config.files.run_folder import claim
 from ...config.values import one_of
 from ...hooks.common import class_names_of, fields_of
 from .. import comm
@@ -52,7 +51,6 @@ def write_predictions(outputs: Iterable[Any], folder: str, *, format: str = "jso
     path = os.path.join(folder, f"predictions.{format}")
 
     def begin() -> str:
-        claim(path)
         os.makedirs(folder, exist_ok=True)
         return temporary_path(path)
 

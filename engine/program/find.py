@@ -16,7 +16,7 @@ from ...hooks import CallbackHook
 from ...hooks.common import preserve_rng
 from .. import comm
 from ..defaults import DefaultTrainer
-from ..setup.start import default_setup
+from ..run import default_setup
 from ..simple_trainer import SimpleTrainer
 from ..step.nonfinite import NonFinitePolicy
 
@@ -36,7 +36,7 @@ def _trial(name: str, cfg: CfgNode, trainer: type[DefaultTrainer]) -> DefaultTra
     default_setup(cfg, options)
     trial = trainer(cfg)
     trial.resume_or_load(resume=False)
-    for hook in list(trial._hooks):
+    for hook in list(trial.hooks.hooks):
         trial.remove_hook(hook)
     trial.nonfinite = NonFinitePolicy("raise")
     trial.gather_metric_period = 1
@@ -110,14 +110,14 @@ def find_lr(
     def keep_loss(trial: Any) -> None:
         loss = float(np.mean(comm.all_gather(trial.storage.history("total_loss").latest())))
         if not math.isfinite(loss):
-            trial.request_stop("the loss is not finite", everywhere=True)
+            trial.stop("the loss is not finite")
             return
         before = smoothed[-1] * (1 - smoothing ** len(losses)) if losses else 0.0  # without the correction
         lrs.append(rates[trial.iter])
         losses.append(loss)
         smoothed.append((smoothing * before + (1 - smoothing) * loss) / (1 - smoothing ** len(losses)))
         if stop_factor is not None and smoothed[-1] > stop_factor * min(smoothed):
-            trial.request_stop("the loss has risen", everywhere=True)
+            trial.stop("the loss has risen")
 
     with preserve_rng():
         trial = _trial("find_lr", cfg, trainer)

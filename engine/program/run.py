@@ -2,7 +2,8 @@
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -19,10 +20,9 @@ from ..evaluation import format_results, prediction_rows, verify_results, write_
 from ..launch import config_errors_exit, launch
 from ..options import check_options, merge_options, named_trainer
 from ..parallel.base import build_strategy
+from ..run import begin_run, default_setup
 from ..setup.check import check_config, overridden_builders
-from ..setup.output_dir import removed_if_empty
 from ..setup.report import describe_run
-from ..setup.start import begin_run, default_setup
 
 __all__ = ["inference_trainer", "run", "run_trainer"]
 
@@ -123,6 +123,23 @@ def run_trainer(args: argparse.Namespace) -> Any:
     """Call :func:`run` with the trainer that ``args.trainer`` names, such as "my_trainer:Trainer"."""
     with config_errors_exit():
         return run(named_trainer(args.trainer), args)
+
+
+@contextmanager
+def removed_if_empty(path: str) -> Iterator[None]:
+    """If the block fails and has written nothing, remove the folder that it created, with its new parents."""
+    path, new = os.path.abspath(path), []
+    while not os.path.lexists(path):
+        new.append(path)
+        path = os.path.dirname(path)
+    try:
+        yield
+    except BaseException:
+        if comm.is_main_process():
+            with suppress(OSError):  # it has files
+                for folder in new:
+                    os.rmdir(folder)
+        raise
 
 
 def _run_rank(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode) -> Any:

@@ -20,14 +20,14 @@ from ...config import CfgNode, ConfigError
 from ...config.errors import printable
 from ...config.files.atomic import check_no_link, replace_text
 from ...hooks.base import HookBase
-from ...runs.reading import Curve, claim_files, is_measured, read_run
+from ...runs.reading import Curve, is_measured, read_run
 from .. import comm
 from ..checkpoint import Checkpointer
 from ..checkpoint.candidates import first_resumable, iteration_of, newest_first
 from ..defaults import DefaultTrainer
 from ..launch import launch
+from ..run import default_setup
 from ..setup.report import describe_environment
-from ..setup.start import default_setup
 from .recorder import StepRecorder
 from .samples import ranks_of, run_config
 
@@ -81,7 +81,6 @@ def replay(
     report, own = replay_step(run, iteration, start, trainer=trainer, cfg=cfg, overrides=overrides, hooks=hooks)
     if comm.is_main_process():
         report["compared"] = compare_curves(curves, own, report["first_iteration"], iteration)
-        claim_files(run, [f"replay_{iteration}/{_REPORT}"])
         os.makedirs(folder, exist_ok=True)
         write_report(report, os.path.join(folder, _REPORT))
     return report

@@ -22,7 +22,7 @@ from ...hooks.evaluation import flatten_names
 from .. import comm
 from ..checkpoint import unwrap_model
 from ..checkpoint.weights import read_checkpoint
-from ..setup.start import set_seed
+from ..setup.seeds import set_seed
 from ..solver import LRMultiplier
 from ..solver.several import schedulers_of
 from ..train_loop import TrainResult
@@ -213,7 +213,7 @@ def use_present_weights(trainer: Any) -> None:
 
 def use_saved_seed(trainer: Any, resume: bool | str) -> None:
     """Use the saved run's seed if one was drawn before the trainer knew that it resumes."""
-    seed = trainer._start.take_saved_seed(resume) if trainer._start is not None else -1
+    seed = trainer._run.take_saved_seed(resume) if trainer._run is not None else -1
     if seed >= 0:
         cfg, trainer.given = trainer._resolved.clone(), trainer.given.clone()
         set_seed(cfg, seed)

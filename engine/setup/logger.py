@@ -3,15 +3,14 @@
 import logging
 import os
 import sys
-from logging.handlers import QueueHandler
-from queue import SimpleQueue
+from collections.abc import Callable
+from logging.handlers import MemoryHandler
 from typing import Any
 
 from ...hooks.writers.bars import above_bar, is_shown
 
 __all__ = [
     "LOGGERS",
-    "close_logs",
     "hold_logs",
     "open_logs",
     "release_logs",
@@ -69,16 +68,27 @@ class _ConsoleHandler(logging.StreamHandler):
 
 
 class _LogFile(logging.FileHandler):
-    """A log file of hookline, which :func:`close_logs` closes."""
+    """A log file of a run."""
+
+    released = False  # the run has ended, and the next one closes the file
+
+    @property
+    def folder(self) -> str:
+        return os.path.dirname(self.baseFilename)
 
 
-class _HeldHandler(QueueHandler):
-    """Keeps messages in memory, as text, until the log file may be opened."""
+class _Held(MemoryHandler):
+    """Keeps messages in memory until the log file may be opened."""
+
+    released = False
 
     def __init__(self, folder: str) -> None:
-        self.records = SimpleQueue[logging.LogRecord]()
-        super().__init__(self.records)
+        super().__init__(capacity=0)
         self.folder = folder
+
+    def shouldFlush(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = record.getMessage(), None  # as its arguments are now
+        return False
 
 
 def setup_logger(
@@ -136,54 +146,49 @@ def set_console_level(level: str) -> None:
                 handler.setLevel(level)
 
 
-def hold_logs(folder: str) -> None:
-    """Keep the messages of hookline's loggers in memory until :func:`open_logs` writes them.
+def hold_logs(folder: str) -> MemoryHandler:
+    """Keep the messages of hookline's loggers in memory, for :func:`open_logs`.
 
     Closes the log files of runs that have ended: the messages that follow are those of another run.
     """
-    close_logs(folder)
-    _close_ended()
-    held = _HeldHandler(os.path.abspath(folder))
+    here = os.path.abspath(folder)
+    _close(lambda handler: handler.released or handler.folder == here)
+    held = _Held(here)
     for name in LOGGERS:
         logging.getLogger(name).addHandler(held)
+    return held
 
 
-def open_logs(folder: str, rank: int) -> None:
-    """Open a run's log files, and write the messages kept by :func:`hold_logs`."""
-    held = close_logs(folder)
-    _ended.discard(os.path.abspath(folder))
-    _close_ended()
+def open_logs(folder: str, rank: int, held: MemoryHandler | None = None) -> None:
+    """Open a run's log files, and write the messages kept by :func:`hold_logs`. Close those of ended runs."""
+    _set_released(folder, False)
+    _close(lambda handler: handler.released)
     for name in LOGGERS:
-        setup_logger(folder, rank, name=name)
-    for record in held:
-        for handler in logging.getLogger(record.name.partition(".")[0]).handlers:
-            if isinstance(handler, _LogFile) and record.levelno >= handler.level:
-                handler.handle(record)
-
-
-_ended: set[str] = set()
-"""The folders of runs that have ended. Their log files stay open for what the program does with the trained model."""
+        logger = setup_logger(folder, rank, name=name)
+        if held is None:
+            continue
+        logger.removeHandler(held)
+        for record in held.buffer:
+            for handler in logger.handlers if record.name.partition(".")[0] == name else ():
+                if isinstance(handler, _LogFile) and record.levelno >= handler.level:
+                    handler.handle(record)
 
 
 def release_logs(folder: str) -> None:
-    """Let the next run of this process close a folder's log files."""
-    _ended.add(os.path.abspath(folder))
+    """Let the next run of this process close the log files in a folder."""
+    _set_released(folder, True)
 
 
-def _close_ended() -> None:
-    while _ended:
-        close_logs(_ended.pop())
+def _set_released(folder: str, released: bool) -> None:
+    for handler in (handler for name in LOGGERS for handler in logging.getLogger(name).handlers):
+        if isinstance(handler, _LogFile) and handler.folder == os.path.abspath(folder):
+            handler.released = released
 
 
-def close_logs(folder: str) -> list[logging.LogRecord]:
-    """Close the log files in a folder, and return the messages that were kept for them. The console is not changed."""
-    folder, held = os.path.abspath(folder), list[logging.LogRecord]()
+def _close(which: Callable[[Any], bool]) -> None:
+    """Close log files, and drop kept messages."""
     for logger in [logging.getLogger(), *map(logging.getLogger, list(logging.root.manager.loggerDict))]:
         for handler in logger.handlers[:]:
-            if isinstance(handler, _HeldHandler) and handler.folder == folder:
-                held += [handler.records.get() for _ in range(handler.records.qsize())]
-                logger.removeHandler(handler)
-            elif isinstance(handler, _LogFile) and os.path.dirname(handler.baseFilename) == folder:
+            if isinstance(handler, _LogFile | _Held) and which(handler):
                 logger.removeHandler(handler)
                 handler.close()
-    return held

@@ -72,7 +72,7 @@ def describe_run(trainer: Any) -> str:
         "Config, where it differs from the defaults": describe_config(trainer.cfg),
         "Model": model_summary(trainer.model),
         "Lengths and periods": _lengths(trainer),
-        "Hooks, in the order they are called in, and the events they listen to": trainer.describe_hooks(),
+        "Hooks, in the order they are called in, and the events they listen to": trainer.hooks.describe(),
     }
     return "\n".join(f"{title}:\n{text}" for title, text in parts.items())
 
@@ -93,7 +93,7 @@ def log_start(trainer: Any) -> None:
         layers = model_summary(model)
         logger.info("Model: %s, parameters: %s", type(model).__name__, layers.splitlines()[-1].split(maxsplit=2)[2])
         logger.debug("Layers:\n%s", layers)
-        logger.debug("Hooks: %s", ", ".join(hook_name(hook) for hook in trainer._hooks))
+        logger.debug("Hooks: %s", ", ".join(hook_name(hook) for hook in trainer.hooks.hooks))
     length, epochs = trainer.iters_per_epoch, ""
     if length:
         epochs = f" ({(trainer.max_iter - trainer._epoch_offset) / length:.4g} epochs)"
@@ -108,7 +108,7 @@ def log_end(trainer: Any, result: TrainResult) -> None:
         return
     if trainer._last_eval_results:
         logger.info("Results:\n%s", format_results(trainer._last_eval_results))
-    if trainer._start is None or trainer._start.kind == "trial":
+    if trainer._run is None or trainer._run.kind == "trial":
         return
     for hook in trainer.find_hooks("BestCheckpointer")[:1]:
         if hook.best:
@@ -119,7 +119,7 @@ def log_end(trainer: Any, result: TrainResult) -> None:
 
 
 def _next_steps(trainer: Any, result: TrainResult) -> str:
-    cfg, args, longer = trainer.cfg, trainer._start.args, 2 * max(trainer.max_iter, result.iteration)
+    cfg, args, longer = trainer.cfg, trainer._run.args, 2 * max(trainer.max_iter, result.iteration)
     ended, is_command = not result.exit_code, hasattr(args, "opts")
     on = "the same command with --resume" if is_command else "trainer.train()"
     if not (ended or is_command or is_session()):  # the process ends
@@ -145,14 +145,15 @@ def name_replay(trainer: Any, error: BaseException) -> None:
     if isinstance(error, ConfigError) and trainer._error is None and trainer.finished_iter >= trainer.start_iter:
         error.add_note("steps were trained before: when it is mended, continue with --resume, or train(resume=True)")
     of_a_step = isinstance(error, Exception) and not isinstance(error, ConfigError)
-    waits = trainer._start is not None and trainer._start.waits  # then there is nothing to replay
-    if of_a_step and trainer._error is None and not waits and (command := trainer.replay_command(iteration)):
+    if trainer._error is None and trainer.finished_iter < trainer.start_iter and getattr(trainer._run, "moved", ""):
+        error.add_note(f"the earlier run in the folder is now in {trainer._run.moved}")
+    if of_a_step and trainer._error is None and (command := trainer.replay_command(iteration)):
         error.add_note(f"look at this step: {command}")
 
 
 def replay_command(trainer: Any, iteration: int) -> str:
     """Return the command that repeats a step; empty if the run has no such step, or was not started by ``run()``."""
-    args: Any = getattr(trainer._start, "args", None)
+    args: Any = getattr(trainer._run, "args", None)
     cfg = trainer.cfg
     if not getattr(args, "handled", False) or iteration >= trainer.max_iter or cfg.FAST_DEV_RUN:
         return ""

@@ -104,10 +104,10 @@ class GraphStep:
 
     def _problems(self, trainer: Any, usual: type) -> Iterator[str]:
         for event in ("before_forward", "after_forward", "before_backward"):
-            if trainer._listeners[event]:
-                hook = hook_name(trainer._listeners[event][0][2])
+            if trainer.hooks.listeners[event]:
+                hook = hook_name(trainer.hooks.listeners[event][0][2])
                 yield f"the hook {hook} listens to {event}, in the middle of the graph: remove the hook"
-        for hook in trainer._hooks:
+        for hook in trainer.hooks.hooks:
             if hook.uses_outputs:
                 yield f"the hook {hook_name(hook)} uses the model's outputs, which the graph does not return: remove it"
         for name in _REPLACED:

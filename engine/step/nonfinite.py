@@ -259,7 +259,7 @@ class NonFinitePolicy:
         self.steps += 1
         trainer.storage.put_scalar("nonfinite_steps", self.steps, smoothing_hint=False, cur_iter=iteration)
         if self.policy == "stop":
-            trainer.request_stop(text, everywhere=not late and trainer._averaging_ranks > 1)
+            (trainer.stop if trainer._averaging_ranks > 1 and not late else trainer.request_stop)(text)
         elif self.steps == 1:
             logger.warning("%s; the update is skipped. Skipped updates are counted as nonfinite_steps", text)
         if self.policy == "stop" or self.steps == 1:

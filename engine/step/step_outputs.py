@@ -49,7 +49,7 @@ class StepOutputs(HookBase):
             self._handle = unwrap_model(trainer.model).register_forward_hook(self._see)
             trainer.forward = self._forward
             for event in ("after_step", "after_train"):  # after all hooks
-                trainer._listeners[event] += (trainer._hook_entry(self, event),)
+                trainer.hooks.listeners[event] += (trainer.hooks.entry(self, event),)
 
     def _forward(self, batch: Any) -> Any:
         trainer = self._trainer()

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from ...config import ConfigError, Duration, suggest
 from ...config.files.atomic import free_name, replace_file, shown_path, temporary_path
-from ...config.files.run_folder import claim
 from ...config.values import mode_of
 from ..base import HOOK_REGISTRY, Every, HookBase, Period
 from ..evaluation import Monitor
@@ -242,7 +241,6 @@ class BestCheckpointer(HookBase):
         if not self.best or not self._writes:
             return
         source, path = self._path(self.best[0][1]), self._path()
-        claim(path)
         if not self._is_ours(path):
             os.rename(path, other := free_name(path))
             logger.warning("%s is not a link to one of the best, or a copy. It is now %s", path, other)

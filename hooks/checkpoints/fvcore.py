@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ...config import ConfigError
-from ...config.files.run_folder import claim, is_claimed
+from ...config.files.run_folder import CHECKPOINT
 
 __all__ = ["FvcoreAdapter", "checked"]
 
@@ -39,8 +39,7 @@ class FvcoreAdapter:
         self, name: str, *, tag_last: bool = True, outdated: Iterable[str] = (), then: Any = None, **kwargs: Any
     ) -> None:
         if self.save_dir and self.save_to_disk:
-            claim(os.path.join(self.save_dir, f"{name}.pth"))
-            claim(tag := os.path.join(self.save_dir, "last_checkpoint"), keep=True)
+            tag = os.path.join(self.save_dir, "last_checkpoint")
             last = self.get_checkpoint_file() if self.has_checkpoint() else ""
             self._checkpointer.save(name, **kwargs)
             if not tag_last and last:
@@ -54,7 +53,7 @@ class FvcoreAdapter:
 
     def remove(self, path: str) -> None:
         inside = os.path.dirname(os.path.abspath(path)) == os.path.abspath(self.save_dir)
-        if inside and is_claimed(path) and self.path_manager.isfile(path):
+        if inside and CHECKPOINT.fullmatch(os.path.basename(path)) and self.path_manager.isfile(path):
             self.path_manager.rm(path)
 
     def poll(self) -> None:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 class PeriodicCheckpointer(HookBase):
     """Saves ``<prefix>_0000999`` every ``period`` and on request, and ``<prefix>_final`` when the run has ended.
 
-    It acts at the end of a step, after every other hook and after metrics are written, wherever it stands in the list.
+    It saves in ``on_save``, after every other hook and after metrics are written, wherever it stands in the list.
     So a checkpoint has the state of all hooks after the step, and the files have all metrics before it. An
     interrupted run (a signal, a time limit) is saved under its iteration; a failed run is not saved here. The list
     of kept checkpoints is saved too.
@@ -40,7 +40,7 @@ class PeriodicCheckpointer(HookBase):
 
     _log_level = logging.INFO
     period = Period()
-    _due_at = -1
+    _due = False  # whether the period ends with this step
 
     def __init__(
         self,
@@ -58,58 +58,40 @@ class PeriodicCheckpointer(HookBase):
         self.file_prefix = file_prefix
         self.recent_checkpoints: list[str] = []
         self._every = Every(period)
-        self._ending = self._interrupted = False
         self._saved_iter = -1
 
     def before_train(self) -> None:
         self.max_iter = self.trainer.max_iter
-        self._ending = False
-        self._saved_iter = self._due_at = -1
+        self._due, self._saved_iter = False, -1
         self._error: OSError | None = None
         self._every.start()
         self._poll = self.checkpointer.poll
 
     def after_step(self) -> None:
         self._poll()  # finishes an asynchronous save that has ended
-        if self._every(self.trainer):
-            self._due_at = self.trainer.iter
-            self.trainer.request_save(everywhere=True, due=True)
-
-    def after_train(self) -> None:
-        self._end()
-
-    def before_write(self) -> None:
-        if self.trainer.iter > self.trainer.finished_iter and not self._ending:  # a subclass's own after_train
-            self._end()
-
-    def _end(self) -> None:
-        """Ask for the last checkpoint."""
-        trainer = self.trainer
-        self._ending = True
-        self._interrupted = trainer.interrupted  # an error after this does not change the checkpoint's name
-        # Without a new step, too: a run may be killed, or its disk full, before its final checkpoint is written.
-        if trainer.failed or trainer.finished_iter < 0 or trainer.start_iter > trainer.max_iter:
-            self.checkpointer.wait()
-        else:
-            trainer.request_save()
+        self._due = self._every(self.trainer)
 
     def on_save(self) -> None:
         trainer = self.trainer
-        if trainer.due_only and self._due_at != trainer.iter:
+        if trainer.ending:
+            self._save_last()
+        elif self._due or "save" in trainer.requests:
+            trainer.prepare_for("save")
+            self._save_periodic(trainer.finished_iter)
+
+    def _save_last(self) -> None:
+        """Save at the end of the run, also without a new step: a run may be killed before its final checkpoint."""
+        trainer = self.trainer
+        self.checkpointer.wait()  # the last step's save may be under way
+        if trainer.finished_iter < 0 or trainer.start_iter > trainer.max_iter:
             return
-        iteration = trainer.finished_iter
-        if self._ending and not self._interrupted:
-            self.save(f"{self.file_prefix}_final", iteration=iteration)
-        elif not self._ending:
-            self._save_periodic(iteration)
-        else:
-            self.checkpointer.wait()  # the last step's save may be under way
-            if self._saved_iter != iteration:
-                self._save_periodic(iteration)
-        if self._ending:
-            self.checkpointer.wait()
-            if self._error is not None:  # there is no later save, so this ends the run whatever on_error says
-                raise self._error
+        if not trainer.interrupted:
+            self.save(f"{self.file_prefix}_final", iteration=trainer.finished_iter)
+        elif self._saved_iter != trainer.finished_iter:
+            self._save_periodic(trainer.finished_iter)
+        self.checkpointer.wait()
+        if self._error is not None:  # there is no later save, so this ends the run whatever on_error says
+            raise self._error
 
     def after_run(self) -> None:
         self.checkpointer.close()
@@ -222,20 +204,13 @@ class RollingCheckpointer(PeriodicCheckpointer):
             raise ConfigError(f"RollingCheckpointer: keep must be at least 1, not {keep}")
         super().__init__(checkpointer, period, max_to_keep=keep, file_prefix="rolling")
 
-    def after_step(self) -> None:
-        if self._every(self.trainer) and self.trainer.iter + 1 < self.trainer.max_iter:
-            self._due_at = self.trainer.iter
-            self.trainer.request_save(everywhere=True, due=True)
-
     def on_save(self) -> None:
         trainer = self.trainer
-        due = [hook for hook in trainer.find_hooks(PeriodicCheckpointer) if hook._due_at == trainer.iter]
-        if trainer.due_only and len(due) == 1 and due[0] is self:
+        if not self._due or trainer.ending or trainer.iter + 1 >= trainer.max_iter or "save" in trainer.requests:
+            return
+        if not any(hook._due for hook in trainer.find_hooks(PeriodicCheckpointer) if hook is not self):
+            trainer.prepare_for("save")
             self._save_periodic(trainer.finished_iter)
-
-    def _end(self) -> None:
-        """Do nothing: the PeriodicCheckpointer saves the end."""
-        self._ending = True
 
 
 @HOOK_REGISTRY.register()

@@ -129,10 +129,8 @@ class EarlyStopping(HookBase):
         if self.count >= self.patience:
             best = "none" if self.best is None else f"{self.best:.5g}"
             times = "epochs" if self._is_of_training() else "evaluations"
-            self.trainer.request_stop(
-                f"early stopping: {self.metric} has not been better than {best} for {self.count} {times}",
-                everywhere=True,  # all ranks have the same results
-            )
+            # All ranks have the same results.
+            self.trainer.stop(f"early stopping: {self.metric} has not been better than {best} for {self.count} {times}")
 
     def _is_better(self, value: float) -> bool:
         if self.best is None:

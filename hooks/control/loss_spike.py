@@ -61,14 +61,9 @@ class LossSpike(HookBase):
         self._limit = math.inf
         self._age = 0  # values since the limit was computed
         self._seen = -1
-        self._ending = False
 
     def before_train(self) -> None:
         self._seen = self.trainer.start_iter - 1
-        self._ending = False
-
-    def after_train(self) -> None:
-        self._ending = True
 
     def before_save(self, path: str) -> None:
         self._check_new_values()  # the saved state must include all steps before it
@@ -111,7 +106,7 @@ class LossSpike(HookBase):
         logger.warning("%s; the limit was %.4g; %d spikes so far", message, limit, self.count)
         if command := self.trainer.replay_command(iteration):
             logger.warning("Look at this step: %s", command)
-        if self._ending:
+        if self.trainer.ending:
             return
         if self._action == "save":
             self.trainer.request_save()

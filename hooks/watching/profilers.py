@@ -10,7 +10,6 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from ...config import ConfigError
-from ...config.files.run_folder import claim
 from ..base import HOOK_REGISTRY, HookBase
 from ..common import run_folder
 
@@ -91,18 +90,13 @@ class TorchProfiler(HookBase):
         rank, output_dir = self.trainer.comm.get_rank(), self._output_dir or run_folder(self.trainer) or "."
         if self._save_tensorboard:
             folder = str(Path(output_dir) / f"profiler-tensorboard-iter{self.trainer.iter}")
-            claim(folder, keep=True)  # of all ranks; names of files have a time
             torch.profiler.tensorboard_trace_handler(folder, f"worker{rank}")(profiler)
             return folder
         base = str(Path(output_dir) / f"{self._trace}-iter{self.trainer.iter}")
-        paths = [
-            f"{base}-rank{one}.json" if one else f"{base}.json" for one in range(self.trainer.comm.get_world_size())
-        ]
-        for path in paths:
-            claim(path, keep=True)  # another rank may have written its own
+        path = f"{base}-rank{rank}.json" if rank else f"{base}.json"
         os.makedirs(output_dir, exist_ok=True)
-        profiler.export_chrome_trace(paths[rank])
-        return paths[rank]
+        profiler.export_chrome_trace(path)
+        return path
 
 
 @HOOK_REGISTRY.register()

@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_leaves
 
 from ...config import ConfigError
 from ...config.files.atomic import replace_file
-from ...config.files.run_folder import claim
 from ..base import HOOK_REGISTRY, HookBase
 from ..common import class_names_of, run_folder
 from ..event_storage import has_event_storage
@@ -96,7 +95,6 @@ class SamplePredictions(HookBase):
             folder = os.path.join(output_dir, "samples")
             os.makedirs(folder, exist_ok=True)
             path = os.path.join(folder, f"iter_{self.trainer.finished_iter + 1:07d}.png")
-            claim(path)
             replace_file(path, lambda file: picture.save(file, format="png"))
 
     def _name(self, number: int) -> str:

@@ -70,7 +70,7 @@ class IterationTimer(HookBase):
         total = now - self._counted_from
         logger.info("Total training time: %s (%s on hooks)", _duration(total), _duration(max(total - steps, 0.0)))
         lines = [f"  {'hook':<28} {'total':>10} {'per call':>10} {'share':>7}"]
-        for name, (seconds, calls) in self.trainer.hook_costs().items():
+        for name, (seconds, calls) in self.trainer.hooks.costs().items():
             share = seconds / (now - self._start)
             if share > _LARGE:
                 each_call = format_seconds(seconds / calls)

@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import Any
 
 from ...config.files.atomic import check_regular, free_name, replace_file, sync_directory
-from ...config.files.run_folder import claim
 from ..event_storage import Row
 from .base import WRITER_REGISTRY, RowWriter
 
@@ -39,7 +38,6 @@ class AppendFile:
             ConfigError: the path is not a regular file.
         """
         check_regular(self.path)
-        claim(self.path)
         folder = os.path.dirname(os.path.abspath(self.path))
         os.makedirs(folder, exist_ok=True)
         left = memoryview(data.encode() if isinstance(data, str) else data)
@@ -78,7 +76,7 @@ def back_up(path: str, copy: bytes | None = None) -> str:
     Returns:
         The new name.
     """
-    claim(name := free_name(path))
+    name = free_name(path)
     if copy is None:
         os.rename(path, name)
     else:
@@ -131,7 +129,6 @@ class _LineWriter(RowWriter):
             return
         self._file_handle.close()
         check_regular(self.path)
-        claim(self.path)
         lines, last = _lines(self.path), -1
         if lines and start_iter == 0:
             back_up(self.path)
@@ -235,7 +232,6 @@ class CSVWriter(_LineWriter):
         if any("\n" in name or "\r" in name for name in columns):
             raise ValueError(f"{self.path}: the name of a metric has a line break: {columns}")
         self.close()
-        claim(self.path)
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
         empty = b"," * (len(columns) - there)
         wider = [_table([columns]), *(line.rstrip(b"\r\n") + empty + b"\r\n" for line in lines)]

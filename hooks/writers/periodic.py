@@ -39,8 +39,8 @@ def smoothing_window(period: int | str, iters_per_epoch: int | None) -> int:
 class PeriodicWriter(HookBase):
     """Calls the writers every ``period``, at the last step, and at the end of training.
 
-    It acts at the end of a step, after every other hook, wherever it stands in the list: a metric put by any hook
-    during the step is written with that step. Writers begin (:meth:`EventWriter.resume`) when the first step is done.
+    It writes in ``on_write``, after every other hook, wherever it stands in the list: a metric put by any hook during
+    the step is written with that step. Writers begin (:meth:`EventWriter.resume`) when the first step is done.
 
     Writers of rows (:class:`RowWriter`: JSON, CSV, TensorBoard, trackers) write what half a second has collected.
     Before a checkpoint is saved and at the end, all rows are written and synced to the disk. Other writers are called
@@ -55,8 +55,7 @@ class PeriodicWriter(HookBase):
     """
 
     _period = Period(at_end=True)
-    _due_at = -1
-    _waiting = False
+    _due = _waiting = False
 
     def __init__(
         self, writers: Iterable[EventWriter], period: "Duration | int | str" = 20, on_error: OnError = "stop"
@@ -69,7 +68,6 @@ class PeriodicWriter(HookBase):
         self._row_writers = [writer for writer in self._writers if isinstance(writer, RowWriter)]
         self._every = Every(period, at_end=True)
         self._on_error = on_error
-        self._ending = False
         self._seen = 0
         self._state: dict[str, Any] | None = None
         self._failing: set[int] = set()  # ids of writers whose error is logged; a dataclass has no hash
@@ -79,8 +77,8 @@ class PeriodicWriter(HookBase):
         self._every.start()
         if self._state:  # a second train() continues, as a resume does
             self.load_state_dict(self._state)
-        self._ending, self._waiting = False, True
-        self._seen, self._due_at = self.trainer.storage.loaded, -1
+        self._due, self._waiting = False, True
+        self._seen = self.trainer.storage.loaded
         if type(self).after_step is not PeriodicWriter.after_step:  # it may write by itself
             self._open()
 
@@ -93,35 +91,30 @@ class PeriodicWriter(HookBase):
     def after_step(self) -> None:
         if self._waiting:
             self._open()
-        if self._every(self.trainer):
-            self._due_at = self.trainer.iter
-            self.trainer.request_write(everywhere=True, due=True)
-
-    def after_train(self) -> None:
-        self._ending = True
-        self.trainer.request_write()
+        self._due = self._every(self.trainer)
 
     def on_write(self) -> None:
-        if self.trainer.due_only and self._due_at != self.trainer.iter:
-            return
-        if self._waiting and self.trainer.failed:
+        trainer = self.trainer
+        ending, storage = trainer.ending, trainer.storage
+        if not (ending or self._due or "write" in trainer.requests) or (self._waiting and trainer.failed):
             return
         self._open()
-        storage = self.trainer.storage
-        if self._ending:
+        if not ending:
+            trainer.prepare_for("write")
+        else:
             # The last rows are off schedule: those of an interruption, or of the final evaluation. A run that continues
             # writes them again, from the storage, together with what its first step puts.
             self._state = self._position()
         errors = self._for_all(self._collect)
-        if any(writer.takes_media for writer in self._row_writers) and not self._ending:
+        if any(writer.takes_media for writer in self._row_writers) and not ending:
             storage.clear_media()
-        if self._ending or time.monotonic() >= self._next_write:
+        if ending or time.monotonic() >= self._next_write:
             errors += self._for_all(self._deliver)
         _raise(errors)
-        if self.trainer.listens("after_write"):
+        if trainer.listens("after_write"):
             window = next((writer._window_size for writer in self._row_writers), 20)
             rows, self._seen = storage.rows(window, self._seen)
-            self.trainer.emit("after_write", {name: value for _, row in rows for name, value in row.items()})
+            trainer.emit("after_write", {name: value for _, row in rows for name, value in row.items()})
 
     def before_save(self, path: str) -> None:
         _raise(self._for_all(self._deliver) + self._for_all(methodcaller("sync")))

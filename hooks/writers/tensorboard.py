@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 
 from ...config import CfgNode, get_cfg
-from ...config.files.run_folder import claim
 from ...config.yaml_files import dump_text
 from ..event_storage import Row
 from .base import WRITER_REGISTRY, MediaWriter, Medium
@@ -153,7 +152,6 @@ def _write_without_thread(writer: Any) -> None:
     path = getattr(event_writer, "_file_name", "")
     if os.path.isfile(path):
         event_writer.close()  # writes what it has, such as purge_step
-        claim(path, keep=True)
         event_writer._async_writer = _EventFile(path)
 
 

@@ -19,7 +19,6 @@ from typing import Any, Literal
 from ...config import ConfigError
 from ...config.errors import first_line, suggest
 from ...config.files.atomic import WriteError, replace_text
-from ...config.files.run_folder import claim, is_in_run_folder
 from ..common import preserve_rng
 from ..event_storage import Row
 from .base import WRITER_REGISTRY, EndOfRun, MediaWriter, Medium
@@ -114,9 +113,10 @@ class TrackerWriter(MediaWriter):
 
     def resume(self, start_iter: int) -> None:
         super().resume(start_iter)
-        # At 0 outside of a run's folder: a new run. In one: a run that was killed before its first checkpoint.
+        # At 0 in a run's folder: a run that was killed before its first checkpoint, since a new one moves the record
+        # away. Elsewhere: a new run.
         record = self._read_record()
-        if not start_iter and not is_in_run_folder(self._record_path):
+        if not start_iter and not os.path.exists(os.path.join(self.output_dir, "config.yaml")):
             record = {}
         self.run_id = record.get("run_id")
         self._sent = self._skip_until = record.get("sent", -1)
@@ -191,7 +191,6 @@ class TrackerWriter(MediaWriter):
     def _write_record(self) -> None:
         record = json.dumps({"run_id": self.run_id, "sent": self._sent}) + "\n"
         if record != self._record:
-            claim(self._record_path)
             os.makedirs(self.output_dir, exist_ok=True)
             replace_text(self._record_path, record)
             self._record = record
@@ -261,8 +260,6 @@ class WandbWriter(TrackerWriter):
         self._is_ours = wandb.run is None
         if self._is_ours:
             os.makedirs(self.output_dir, exist_ok=True)
-            if not os.path.exists(folder := os.path.join(self.output_dir, "wandb")):
-                claim(folder)
             # An offline run continues by its id alone.
             resume = "allow" if run_id and self._options["mode"] == "online" else None
             try:

@@ -24,6 +24,7 @@ from hookline.hooks import (
     FunctionHook,
     HookBase,
     LRScheduler,
+    PeriodicWriter,
     StopTraining,
     get_event_storage,
     has_event_storage,
@@ -68,7 +69,8 @@ STEP = [
     *("before_backward", "after_backward", "before_optimizer_step", "after_optimizer_step"),
     *("before_zero_grad", "after_zero_grad", "after_step"),
 ]
-END = ["after_train", "before_write", "on_write", "after_run"]
+PHASES = ["on_eval", "on_write", "on_save"]
+END = ["after_train", "before_write", "on_write", "on_save", "after_run"]
 
 
 class Boom(Exception):
@@ -89,8 +91,8 @@ def raising(message, at=0):
 def test_events_are_called_in_the_documented_order():
     recorder = Recorder()
     make_trainer(batches(2), hooks=[recorder]).train(0, 3)
-    first = ["on_registered", "before_train", "before_epoch", *STEP, *STEP, "after_epoch"]
-    assert recorder.events == [*first, "before_epoch", *STEP, *END]
+    first = ["on_registered", "before_train", "before_epoch", *STEP, *PHASES, *STEP, "after_epoch", *PHASES]
+    assert recorder.events == [*first, "before_epoch", *STEP, *PHASES, *END]
 
 
 def test_micro_batches_repeat_the_events_of_fetch_forward_and_backward_only():
@@ -146,8 +148,8 @@ def test_a_stop_request_stops_after_the_current_step_without_a_final_evaluation(
     result = trainer.train(0, 100)
     assert (result.reason, result.iteration, calls) == ("enough", 3, [])
     assert result.metrics["total_loss"] == result.metrics["loss"] > 0
-    assert recorder.events[-5:] == ["after_step", *END]
-    assert trainer.state_dict()["end"] == {"reason": "enough", "iteration": 3, "max_iter": 100, "complete": False}
+    assert recorder.events[-9:] == ["after_step", *PHASES, *END]
+    assert trainer.state_dict()["end"] == {"reason": "enough", "iteration": 3, "max_iter": 100, "complete": True}
     trainer.train(3, 9)
     assert trainer.state_dict()["end"]["reason"] == "completed"
 
@@ -184,7 +186,7 @@ def test_every_hook_gets_after_train_and_the_first_error_wins(caplog):
     trainer = make_trainer(hooks=hooks)
     with pytest.raises(Boom, match="first") as info:
         trainer.train(0, 4)
-    assert recorder.events[-5:] == ["on_exception", *END]
+    assert recorder.events[-5:] == ["on_exception", *(event for event in END if event != "on_save")]
     assert (seen, len(evaluated)) == (["first"], 3), "no final evaluation after a failure in the last iteration"
     assert info.value.__notes__[0] == "(in hook CallbackHook.after_step, at iteration 3)"
     assert any("second" in note for note in info.value.__notes__)
@@ -445,10 +447,16 @@ def test_an_event_that_the_step_does_not_emit_is_warned_of_once(caplog):
 
 def test_requests_are_served_after_the_step_in_a_fixed_order():
     recorder = Recorder()
-    ask = CallbackHook(before_step=lambda t: (t.request_save(), t.request_write(), t.request_eval()))
-    make_trainer(batches(1), hooks=[ask, recorder]).train(0, 1)
-    served = recorder.events[recorder.events.index("after_step") + 1 : -len(END)]
-    assert served == ["after_epoch", "on_eval", "before_write", "on_write", "on_save"]
+    ask = CallbackHook(
+        before_step=lambda t: t.iter == 1 and (t.request_save(), t.request_write(), t.request_eval()),
+        on_eval=lambda t: seen.append((t.iter, *sorted(t.requests))),
+        on_save=lambda t: seen.append((t.iter, *sorted(t.requests))),
+    )
+    seen = []
+    make_trainer(hooks=[ask, PeriodicWriter([], period=0), recorder]).train(0, 3)
+    second = recorder.events.index("after_step", recorder.events.index("after_step") + 1)
+    assert recorder.events[second + 1 : second + 6] == ["on_eval", "before_write", "after_write", "on_write", "on_save"]
+    assert seen[:-1] == [(0,), (0,), (1, "eval", "save", "write"), (1, "save"), (2,), (2,)]
 
 
 def test_a_checkpoint_holds_the_last_finished_iteration():
@@ -496,7 +504,7 @@ def test_after_train_of_a_subclass_stops_at_an_error_of_a_hook_and_may_raise_its
     trainer.register_hooks([recorder])
     with pytest.raises(Boom, match="my own test set"):
         trainer.train(0, 2)
-    assert recorder.events[-4:] == END
+    assert recorder.events[-5:] == END
     assert trainer.completed
 
 

@@ -56,7 +56,7 @@ def test_the_period_of_a_hook_can_be_set_as_detectron2s(tmp_path):
     calls, saves = [], []
 
     class Checkpoints(PeriodicCheckpointer):
-        def on_save(self):
+        def save(self, name, **kwargs):
             saves.append(self.trainer.finished_iter)
 
     evaluate = EvalHook(5, lambda: calls.append(None), eval_after_train=False)

@@ -180,7 +180,7 @@ def test_the_cost_of_each_hook_is_measured_and_logged(log):
 
     trainer = make(IterationTimer(), Counter(), Slow(), Slow())
     trainer.train(0, 10)
-    costs = trainer.hook_costs()
+    costs = trainer.hooks.costs()
     assert next(iter(costs)).startswith("Slow")
     assert "Slow" in log.text.partition("Time spent in hooks")[2]
     assert [costs[name][1] for name in ("Slow", "Slow#2", "Counter")] == [10, 10, 10]

@@ -106,7 +106,8 @@ def check(result):
     saved.merge_from_file(metrics.parent / "config.yaml")
     assert saved.SOLVER.MAX_ITER == 4
     for path, content in MINE.items():
-        places = [place for place in (path, path.with_name(f"{path.name}.old")) if place.exists()]
+        moved = path.parent.glob(f"previous_*/{path.name}")  # it has a name of a run's files
+        places = [place for place in (path, *moved) if place.exists()]
         assert any(place.read_bytes() == content for place in places) or (
             path.name == "log.txt" and path.read_bytes().startswith(content)
         ), path

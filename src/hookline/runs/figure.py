@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from ..config.errors import ConfigError
 from ..config.files.atomic import replace_file
-from ..config.files.run_folder import RECORDS
-from .reading import WRITTEN_BY, Run, check_output, claim_files, select_metrics
+from ..config.files.run_folder import has_run
+from .reading import WRITTEN_BY, Run, check_output, select_metrics
 
 __all__ = ["NO_MATPLOTLIB", "write_curves"]
 
@@ -52,8 +52,7 @@ def write_curves(
     figure = Figure(figsize=(5 * columns, 3.2 * lines), layout="constrained")
     of_a_run = not out and len(runs) == 1
     path = out or (os.path.join(runs[0].path, "curves.png") if of_a_run else "curves.png")
-    claims = of_a_run and os.path.isdir(os.path.join(runs[0].path, RECORDS))
-    if not claims:
+    if not (of_a_run and has_run(runs[0].path)):  # there it is a file of the run
         check_output(path)
     kind = os.path.splitext(path)[1][1:].lower()
     for number, (title, names) in enumerate(charts.items(), 1):
@@ -69,8 +68,6 @@ def write_curves(
             place.plot(x, y, marker="." if len(x) == 1 else "", label=label)
         if len(found) > 1:
             place.legend(fontsize=8)
-    if claims:
-        claim_files(runs[0].path, ["curves.png"])
     metadata = {"Software" if kind == "png" else "Creator": WRITTEN_BY} if kind in ("png", "svg", "pdf") else None
     try:
         replace_file(path, lambda file: figure.savefig(file, format=kind, dpi=110, metadata=metadata))

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ..config.errors import ConfigError, printable, suggest, suggest_file
-from ..config.files.run_folder import RECORDS, run_folder
 from ..config.node import CfgNode
 from ..config.yaml_files import load_text
 
@@ -21,7 +20,6 @@ __all__ = [
     "Curve",
     "Run",
     "check_output",
-    "claim_files",
     "is_measured",
     "read_run",
     "read_runs",
@@ -76,18 +74,6 @@ def _is_output(path: str) -> bool:
         file.seek(max(0, os.path.getsize(path) - _SEARCHED))
         end = file.read()
     return not start or any(mark in part for mark in _MARKS for part in (start, end))
-
-
-def claim_files(path: str, names: Iterable[str]) -> None:
-    """Record files as those of a run, so that the next run in its folder moves them away with the others."""
-    if os.path.isdir(os.path.join(path, RECORDS)):
-        try:
-            folder = run_folder(path)
-            folder.join()
-            for name in names:
-                folder.claim(name)
-        except OSError as error:
-            raise ConfigError(f"{path} is not writable ({error}); name a file elsewhere by --out") from error
 
 
 @dataclass(frozen=True)

@@ -65,22 +65,27 @@ def test_earlier_runs_are_kept_side_by_side_and_can_be_resumed(run, folder):
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_an_error_in_the_first_step_changes_nothing_and_training_can_start_again(quick, run, folder, resume):
+def test_after_an_error_in_the_first_step_the_earlier_run_is_complete_and_training_can_start_again(
+    quick, run, folder, resume
+):
     run()
     before = contents(folder)
     cfg = quick(*QUIET, "SOLVER.MAX_ITER", 4, "CHECKPOINT.ON_EXCEPTION", True, "SEED", 3)
     trainer = DefaultTrainer(cfg)
     trainer.resume_or_load(resume=resume)
     step, trainer.run_step = trainer.run_step, lambda: 1 / 0
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError) as info:
         trainer.train()
-    assert contents(folder) == before
+    there = folder if resume else folder / "previous_001"
+    after = contents(there)
+    assert all(after[name] == before[name] for name in before if name.startswith(("model", "last", "metrics")))
+    assert (f"the earlier run in the folder is now in {there}" in getattr(info.value, "__notes__", ())) != resume
     trainer.run_step = step
     assert trainer.train().iteration == 4
-    assert (folder / "previous_001").exists() != resume
+    assert not (folder / "previous_002").exists()
 
 
-def test_a_save_before_the_first_step_begins_the_run(quick, run, folder):
+def test_a_save_before_the_first_step_is_of_the_run(quick, run, folder):
     run("SEED", 1)
     trainer = DefaultTrainer(quick(*QUIET, "SEED", 2))
     trainer.register_hooks([CallbackHook(before_train=lambda t: trainer.checkpointer.save("model_start"))])

@@ -1,9 +1,8 @@
-"""Lets all ranks make the same decisions at the same step, and combines their metrics."""
+"""``RankSync``: all ranks stop, evaluate, write and save at the same step, and combine their metrics."""
 
 import itertools
 import time
 import zlib
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +14,14 @@ from ...hooks.history_buffer import combine
 from ...hooks.hook_list import hook_name
 from .. import comm
 
-__all__ = ["Agreement", "StopRequest", "as_failure", "share_metrics"]
+__all__ = ["RankSync", "StopRequest", "as_failure", "share_metrics"]
 
 # Seconds between exchanges. One exchange takes about 0.4 ms.
 _PERIOD = 1.0
-_EVENTS = ("on_eval", "on_write", "on_save")
+_REQUESTS = ("eval", "write", "save")
 # Seconds to wait for the other ranks at a place that some of them may never reach.
 _WAIT = 10.0
-# All ranks create their agreements in the same order, so an agreement has the same number on all of them.
+# All ranks create these objects in the same order, so one has the same number on all of them.
 _numbers = itertools.count()
 
 
@@ -58,12 +57,12 @@ def as_failure(error: SystemExit, iteration: int) -> RuntimeError:
     return failure
 
 
-class Agreement:
-    """Lets all ranks stop, save, write or evaluate at the end of the same step when one of them asks for it.
+class RankSync:
+    """Ranks exchange what a hook on one of them has asked for: a signal, a time limit or a user's hook may act on one
+    rank alone, but a collective needs all ranks.
 
-    A signal, a time limit or a user's hook may act on one rank alone, but a collective needs all ranks. Ranks exchange
-    their requests about once a second. Rank 0 measures the time of a step, chooses how many steps to take until the
-    next exchange, and sends that number with each exchange.
+    They exchange about once a second. Rank 0 measures the time of a step, chooses how many steps to take until the next
+    exchange, and sends that number with each exchange.
 
     Args:
         trainer: this rank's trainer, before its first step. The first exchange is at the end of that step.
@@ -71,109 +70,59 @@ class Agreement:
     Attributes:
         same_hooks: whether all ranks have the same hooks. If not, for example if rank 0 alone has a writer and a
             checkpointer (detectron2's way), each rank writes and saves by itself.
-        next_iter: the step at whose end ranks exchange next, unless a request makes them exchange earlier.
+        requests, stop: what this rank has asked for since the last exchange.
         clock: seconds since training began, on rank 0, at the last exchange. It is the same on all ranks.
     """
 
     def __init__(self, trainer: Any) -> None:
-        self.next_iter = trainer.start_iter
+        self.requests: set[Any] = set()
+        self.stop: StopRequest | None = None
         self.clock = 0.0
-        self._stop: StopRequest | None = None
-        self._events: set[str] = set()
+        self._next_iter = trainer.start_iter
         self._began = self._last = time.monotonic()
         self._last_iter = trainer.start_iter - 1
         self._steps = 1
         self._group = comm.object_group()
         self._number = next(_numbers)
-        self._ended = False  # all ranks have left the loop
-        self.same_hooks = len(set(comm.all_gather(_names(trainer)))) == 1
-
-    def takes(self, request: str | StopRequest, everywhere: bool) -> bool:
-        """Take a request for the next exchange, if this rank must ask the others before it acts on it.
-
-        Args:
-            request: "on_eval", "on_write", "on_save", or a request to stop.
-            everywhere: whether all ranks make this request in this step.
-
-        Returns:
-            Whether it was taken. Otherwise this rank acts by itself.
-        """
-        if self._ended or (everywhere if self.same_hooks else request in ("on_write", "on_save")):
-            return False
-        if isinstance(request, str):
-            self._events.add(request)
-        else:
-            self._stop = request.instead_of(self._stop)
-        return True
+        self.same_hooks = len(set(comm.all_gather(tuple(map(hook_name, trainer.hooks.hooks))))) == 1
 
     def end_step(self, trainer: Any) -> None:
-        """Exchange requests with the other ranks if it is time; average metrics before they are written or saved."""
-        if trainer.iter < self.next_iter and not (trainer._requests and self.same_hooks):
+        """Exchange requests at the end of a step, if it is time: all ranks then have the same."""
+        if trainer.iter < self._next_iter:
             return
-        events, stop = self.exchange(trainer.iter, _names(trainer), _rates(trainer), _order(trainer))
-        trainer._requests |= dict.fromkeys(events, True)
-        if stop is not None:
-            trainer._stop = stop.instead_of(trainer._stop)
-        if trainer._requests and self.same_hooks:
-            share_metrics(trainer.storage, trainer.finished_iter)
-
-    def end(self, trainer: Any) -> None:
-        """After the loop: average the last metrics over ranks. A rank that failed leaves the others."""
-        together, self.same_hooks, self._ended = self.same_hooks and not trainer.failed, False, True
-        if together:
-            share_metrics(trainer.storage, trainer.finished_iter)
-            self._compare_rates(trainer.finished_iter, _rates(trainer))
-            self.same_hooks = True
-
-    def exchange(
-        self, iteration: int, hooks: tuple[str, ...], rates: tuple[float, ...], order: int
-    ) -> tuple[set[str], StopRequest | None]:
-        """Exchange requests with the other ranks, which call this at the end of the same step.
-
-        Args:
-            iteration: that step.
-            hooks: the names of this rank's hooks.
-            rates: its learning rates.
-            order: a checksum of the order in which it reads the samples.
-
-        Returns:
-            The events that any rank asked for, and the request to stop with the highest priority, if there is one.
-
-        Raises:
-            RuntimeError: hooks were registered or removed, or a learning rate was set, on some ranks only; or the
-                ranks read the samples in different orders.
-        """
         now = time.monotonic()
-        steps = self._choose_steps(iteration, now)
+        steps, rates = self._choose_steps(trainer.iter, now), _rates(trainer)
         # All ranks get the maximum of each number. Only rank 0 sends a clock and a number of steps. The maxima of a
         # checksum and of its negative are of equal size only if all ranks have the same checksum.
-        sums = [float(zlib.crc32(repr(one).encode())) for one in (hooks if self.same_hooks else (), rates, order)]
-        ours = [float(event in self._events) for event in _EVENTS]
-        ours += [float(self._stop is not None), *sums, *(-one for one in sums)]
-        ours += [now - self._began, float(iteration + steps)] if comm.is_main_process() else [0.0, 0.0]
+        sums = [float(zlib.crc32(repr(one).encode())) for one in (rates, _order(trainer))]
+        ours = [float(request in self.requests) for request in _REQUESTS]
+        ours += [float(self.stop is not None), *sums, *(-one for one in sums)]
+        ours += [now - self._began, float(trainer.iter + steps)] if comm.is_main_process() else [0.0, 0.0]
         numbers = torch.tensor(ours, dtype=torch.float64)
         dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._group)
-        *largest, self.clock, next_iter = numbers.tolist()
-        *asked, stop, hooks_sum, rates_sum, order_sum, least_hooks, least_rates, least_order = largest
-        self.next_iter = int(next_iter)
-        self._events.clear()
-        if hooks_sum != -least_hooks:
-            first, *others = [Counter(names) for names in comm.all_gather(hooks, group=self._group)]
-            found = [f"rank {i} has {[*(o - first)]}, rank 0 {[*(first - o)]}" for i, o in enumerate(others, start=1)]
-            raise RuntimeError(
-                "hooks were registered or removed on some ranks only, or in another order "
-                f"({'; '.join(found)}). Register and remove hooks on all ranks at the same step"
-            )
-        if rates_sum != -least_rates:
-            self._compare_rates(iteration, rates)
-        if order_sum != -least_order:
+        *asked, stop, max_rates, max_order, min_rates, min_order, self.clock, next_iter = numbers.tolist()
+        self._next_iter = int(next_iter)
+        self.requests.clear()
+        if max_rates != -min_rates:
+            self._compare_rates(trainer.iter, rates)
+        if max_order != -min_order:
             raise RuntimeError(
                 "the ranks read the samples of the training data in different orders: the sampler draws numbers that "
                 "are not the same on all ranks. They are seeded if it draws them from the global generators of Python, "
                 "NumPy and torch (CPU), or from a generator of these that is its attribute"
             )
-        events = {event for event, any_rank in zip(_EVENTS, asked, strict=True) if any_rank}
-        return events, self._first_stop() if stop else None
+        trainer.requests |= {request for request, any_rank in zip(_REQUESTS, asked, strict=True) if any_rank}
+        if stop:
+            stops: list[StopRequest | None] = comm.all_gather(self.stop, group=self._group)
+            self.stop = None
+            first = min((one for one in stops if one is not None), key=lambda one: bool(one.exit_code))
+            trainer._stop = first.instead_of(trainer._stop)
+
+    def end(self, trainer: Any) -> None:
+        """The loop has ended. A rank that failed leaves the others."""
+        self.same_hooks = self.same_hooks and not trainer.failed
+        if self.same_hooks:
+            self._compare_rates(trainer.finished_iter, _rates(trainer))
 
     def _compare_rates(self, iteration: int, rates: tuple[float, ...]) -> None:
         first, *others = comm.all_gather(rates, group=self._group)
@@ -198,12 +147,6 @@ class Agreement:
                 f"all ranks: the others cannot finish this step ({missing}). To stop from one rank, call "
                 "trainer.request_stop(reason) instead: all ranks then stop after the same step"
             ) from None  # as a cause, the barrier's timeout would count as the failure
-        self._ended = True
-
-    def _first_stop(self) -> StopRequest:
-        asked: list[StopRequest | None] = comm.all_gather(self._stop, group=self._group)
-        self._stop = None
-        return min((one for one in asked if one is not None), key=lambda one: bool(one.exit_code))
 
     def _choose_steps(self, iteration: int, now: float) -> int:
         """The number of steps until the next exchange: at most twice the last one, since the first steps are slow."""
@@ -211,11 +154,6 @@ class Agreement:
         self._last, self._last_iter = now, iteration
         self._steps = max(1, min(2 * self._steps, int(_PERIOD / seconds)))
         return self._steps
-
-
-def _names(trainer: Any) -> tuple[str, ...]:
-    """Return the names of the trainer's hooks, in order, including those that join with the next step."""
-    return tuple(map(hook_name, trainer._hooks))
 
 
 def _rates(trainer: Any) -> tuple[float, ...]:

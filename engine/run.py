@@ -1,0 +1,420 @@
+"""``Run``: one run in its folder, from the check of its config to the release of OUTPUT_DIR.
+
+``Run.open`` checks and prepares; on the disk it only creates OUTPUT_DIR. ``run.begin()`` takes the folder: it locks it,
+moves an earlier run away unless that one is resumed, writes ``config.yaml`` and opens the log. ``run.end()`` releases
+the folder. :class:`DefaultTrainer` begins and ends the run in ``before_train`` and ``after_train``; a loop of one's own
+calls :func:`begin_run`.
+"""
+
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Collection
+from logging.handlers import MemoryHandler
+from typing import Any, ClassVar, Literal
+
+import torch
+
+import hookline
+
+from ..config import CfgNode, ConfigError, Duration
+from ..config.files.atomic import check_regular, replace_text, shown_path
+from ..config.files.run_folder import RECORDS, FolderLock, check_records, move_run, recover, recover_if_idle
+from ..config.yaml_files import find_config
+from ..hooks.common import preserve_rng
+from ..hooks.writers.files import back_up
+from . import comm
+from .checkpoint.candidates import named_checkpoint
+from .evaluation import build_metrics, check_metrics
+from .launch import check_alone, check_restarts, check_same_config
+from .setup.check import check_config, unknown_parts
+from .setup.lazy_run import folder_of, lazy_run
+from .setup.logger import LOGGERS, hold_logs, open_logs, release_logs, set_console_level, setup_logger
+from .setup.report import describe_config, describe_environment
+from .setup.script_options import check_fast_dev_run, check_ignored, check_processes, option, shorten
+from .setup.seeds import choose_seed, saved_seed, seed_all_rng, set_seed
+
+__all__ = ["Run", "RunKind", "begin_run", "default_setup"]
+
+logger = logging.getLogger(__name__)
+
+RunKind = Literal["train", "inference", "dry", "trial"]
+"""
+"train": a training run. "inference" (``--eval-only``, ``--predict``): adds only its own files and the log, also while
+a run trains in the folder. "dry" (``--dry-run``): writes nothing. "trial" (FAST_DEV_RUN): trains, but writes nothing.
+"""
+
+
+def default_setup(cfg: Any, args: Any = None) -> None:
+    """Check the config, seed the random number generators, and prepare the log.
+
+    1. Runs :func:`check_config`, except for parts with unknown names, which a script may build itself and a
+       DefaultTrainer checks. Compares the configs of all ranks.
+    2. Draws a seed if SEED is negative, puts it into ``cfg``, and seeds all generators.
+    3. Logs the environment, the command line, and the config's differences from the defaults.
+    4. Creates OUTPUT_DIR if it is missing.
+
+    A LazyConfig is not checked. Its ``train.output_dir`` and ``train.seed`` are used as OUTPUT_DIR and SEED.
+
+    Nothing else is written until :meth:`DefaultTrainer.train` or :func:`begin_run` takes OUTPUT_DIR.
+
+    Every rank calls this function.
+
+    Args:
+        cfg: the full config, or a config of :class:`~hookline.config.LazyConfig`.
+        args: the parsed command line. The attributes ``resume``, ``eval_only``, ``predict``, ``dry_run`` and
+            ``num_gpus`` are used, if present. A script that trains without handling them gets an error.
+
+    Raises:
+        ConfigError: the config is invalid, OUTPUT_DIR cannot be used, or the processes of ``--num-gpus`` were not
+            started.
+    """
+    options: dict[str, Any] = {name: bool(getattr(args, name, False)) for name in ("resume", "eval_only")}
+    if isinstance(path := option(args, "resume"), str):
+        options["resume"] = path
+    options |= {name: bool(option(args, name)) for name in ("predict", "dry_run")}
+    check_processes(args)
+    check_fast_dev_run(cfg, args)
+    text, lines, keys, unknown = "", {}, cfg, dict[str, ConfigError]()
+    if isinstance(cfg, CfgNode):
+        unknown = unknown_parts(cfg)
+        check_config(cfg, unknown)
+    else:
+        keys, text = lazy_run(cfg, options["resume"])
+        lines = {f"config.yaml, line {number}": line for number, line in enumerate(text.splitlines(), start=1)}
+    compared = {f"--{name.replace('_', '-')}": options[name] for name in ("resume", "eval_only", "predict")}
+    check_same_config(keys, {**compared, **lines})
+    inference = options["eval_only"] or options["predict"]
+    kind: RunKind = "dry" if options["dry_run"] else "inference" if inference else _training_kind(keys)
+    run = Run(keys, kind, options["resume"], text, args)
+    run.may_write_nothing = options["eval_only"] and not options["predict"]
+    run.unknown, run.user_cfg = unknown, weakref.ref(cfg)
+    run.open(keys)
+    run.create_folder()
+    Run.opened = run
+    for builder, error in unknown.items():
+        logger.info("Left to the trainer's %s, or to the script: %s", builder, error)
+
+
+def begin_run(cfg: Any, kind: RunKind | None = None) -> None:
+    """Begin the run that :func:`default_setup` opened: take OUTPUT_DIR, write ``config.yaml``, open the log.
+
+    :class:`DefaultTrainer` calls it. A loop of your own calls it on every rank when everything that may fail is built.
+    Does nothing if no run is open, or if it has begun.
+
+    Args:
+        cfg: the config that the run was opened with.
+        kind: begin only a run of this kind.
+
+    Raises:
+        ConfigError: OUTPUT_DIR cannot be used.
+    """
+    run = Run.take(cfg)
+    if run is not None and kind in (None, run.kind):
+        Run.opened = None
+        run.begin()
+    elif not logger.hasHandlers():  # DefaultTrainer.test() of a script that has set up nothing
+        setup_logger(distributed_rank=comm.get_rank())
+
+
+def _training_kind(cfg: CfgNode) -> RunKind:
+    return "trial" if cfg.FAST_DEV_RUN else "train"
+
+
+class Run:
+    """One run in its folder. All ranks call its methods.
+
+    Args:
+        cfg: the full config. If a seed is drawn, it is put into it.
+        kind: see :data:`RunKind`.
+        resume: whether the run in OUTPUT_DIR is resumed, or the path of a checkpoint that is; None if that is not known
+            yet.
+        text: the content of ``config.yaml``. Default: the config's.
+        args: the parsed command line.
+
+    Attributes:
+        path: OUTPUT_DIR, absolute.
+        may_write_nothing: whether the run also works if the folder is not writable: an evaluation.
+        moved: where this run has moved an earlier one; empty if there was none.
+        unknown: see :func:`~hookline.engine.setup.check.unknown_parts`.
+        user_cfg: a weak reference to the config that the user passed.
+    """
+
+    opened: ClassVar["Run | None"] = None
+    """The run that :func:`default_setup` opened, until a trainer or :func:`begin_run` takes it."""
+
+    def __init__(
+        self, cfg: CfgNode, kind: RunKind, resume: bool | str | None = None, text: str = "", args: Any = None
+    ) -> None:
+        self.kind = kind
+        self.args = args
+        self.path = os.path.abspath(cfg.OUTPUT_DIR)
+        self.may_write_nothing = False
+        self.unknown: dict[str, ConfigError] = {}
+        self.user_cfg: Any = weakref.ref(cfg)
+        self._resume = resume
+        self._text = text
+        self._drew_seed = False  # without knowing whether the run is resumed
+        self._writes = kind != "trial"
+        self._lock = FolderLock(self.path)
+        self._held: MemoryHandler | None = None  # messages until the log may be opened
+        self._begun = False
+        self._last_checkpoint = ""
+        self.moved = ""
+
+    @classmethod
+    def take(cls, cfg: Any) -> "Run | None":
+        """Return the run that :func:`default_setup` opened for the folder of a config; None if there is none."""
+        run = cls.opened
+        return run if run is not None and run.path == os.path.abspath(folder_of(cfg)) else None
+
+    @classmethod
+    def of(cls, cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[CfgNode, Run]":
+        """Return the run that :func:`default_setup` opened; open one if it was not called.
+
+        Args:
+            cfg: the full config.
+            overridden: see :func:`check_config`.
+
+        Returns:
+            The config with its seed (a copy if the run was opened here; with FAST_DEV_RUN, that of the trial run), and
+            the run.
+
+        Raises:
+            ConfigError: as for :func:`default_setup`.
+        """
+        run = cls.take(cfg)
+        if run is None or not (cfg is run.user_cfg() or cfg.dump(sort_keys=False) == run._text):
+            check_config(cfg, overridden)
+            check_same_config(cfg, {})
+            user_cfg, cfg = cfg, cfg.clone()
+            run = cls(cfg, _training_kind(cfg))
+            run.user_cfg = weakref.ref(user_cfg)
+            run.open(cfg)
+        elif run.unknown:  # the trainer may build these parts itself, or they may be registered by now
+            check_config(cfg, overridden)
+        if run.kind != "inference":  # begins when the weights are loaded, by begin_run() or test()
+            cls.opened = None
+        if cfg.DATASETS.TEST and run.kind != "inference" and {"build_evaluator", "test"}.isdisjoint(overridden):
+            check_metrics(cfg)
+            with preserve_rng():
+                build_metrics(cfg)  # a constructor may refuse its arguments, also in a dry run
+        cfg = cfg.thawed()  # the user's keeps its relative path
+        cfg.OUTPUT_DIR = run.path  # the program may change its working directory
+        if cfg.FAST_DEV_RUN:
+            shorten(cfg)
+        return cfg, run
+
+    # ------------------------------------------------------------------ open
+
+    def open(self, cfg: CfgNode) -> None:
+        """Check the folder, choose the seed and seed with it, and keep log lines in memory."""
+        rank = comm.get_rank()
+        if comm.get_world_size() == 1:
+            check_alone()
+        if self._writes:
+            self._writes = comm.on_main_process(self._check_folder)
+        if self.kind != "dry" or self._resume:
+            self._drew_seed = cfg.SEED < 0 and self._resume is None
+            choose_seed(cfg, self._resume or False)
+        self._text = self._text or cfg.dump(sort_keys=False)
+        for name in LOGGERS:
+            setup_logger(distributed_rank=rank, name=name)
+        if rank == 0:
+            set_console_level(cfg.LOG.LEVEL)
+        if self._writes and self.kind != "dry":
+            self._held = hold_logs(self.path)
+        if self.kind != "dry":
+            logger.info("hookline %s, %s", hookline.__version__, describe_environment())
+            logger.debug("Command line: %s", " ".join(sys.argv))
+            if config_file := getattr(self.args, "config_file", ""):
+                logger.info("Config file: %s", find_config(config_file))
+            _compare_timeouts(cfg)
+            if comm.is_main_process():
+                logger.debug("Config, where it differs from the defaults:\n%s", describe_config(cfg))
+        seed_all_rng(max(cfg.SEED, 0) + rank)
+        # An evaluation runs each shape once or twice: benchmarking algorithms would cost more than it gains.
+        torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and self.kind != "inference"
+        if cfg.DETERMINISTIC:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is used first
+            torch.use_deterministic_algorithms(True, warn_only=cfg.DETERMINISTIC == "warn")
+        if cfg.FLOAT32_PRECISION:
+            torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
+
+    def _check_folder(self) -> bool:
+        """Undo a start that was killed, and return whether the run may write to the folder."""
+        if self.kind != "dry":
+            try:
+                _check_writable(self.path)
+            except ConfigError as error:
+                if not self.may_write_nothing:
+                    raise
+                logger.warning("%s. The evaluation writes no log", error)
+                return False
+        check_records(self.path)
+        if self.kind == "train" or os.path.lexists(os.path.join(self.path, RECORDS, "moving")):
+            try:
+                recover_if_idle(self.path)
+            except OSError as error:
+                raise self._not_writable(error) from error
+        for name in _log_names():
+            check_regular(os.path.join(self.path, name))
+        self._last_checkpoint = self._read("last_checkpoint")
+        return True
+
+    def create_folder(self) -> None:
+        """Create OUTPUT_DIR if the run will write to it: programs open files in it before they train."""
+
+        def create() -> None:
+            try:
+                os.makedirs(self.path, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"OUTPUT_DIR: cannot create {self.path}: {error.strerror}") from error
+
+        if self._writes and self.kind != "dry":
+            comm.on_main_process(create)
+
+    def take_saved_seed(self, resume: bool | str) -> int:
+        """Record that the run is resumed, and its seed, if another one was drawn before that was known.
+
+        Args:
+            resume: True, or the path of the checkpoint.
+
+        Returns:
+            The seed; negative if the seed of this run does not change.
+        """
+        self._resume = resume
+        if not self._drew_seed:
+            return -1
+        seed: int = comm.on_main_process(lambda: saved_seed(self.path, resume))
+        if seed >= 0:
+            cfg = CfgNode.load_cfg(self._text)
+            set_seed(cfg, seed)
+            self._text = cfg.dump(sort_keys=False)
+        return seed
+
+    # ------------------------------------------------------------------ begin and end
+
+    def check_options(self, resume: bool | str | None) -> None:
+        """Check that the script handles the options of its command line, before it trains.
+
+        Args:
+            resume: whether the run in OUTPUT_DIR is resumed, or the path of a checkpoint that is; None if that was not
+                asked for.
+        """
+        check_ignored(self.args, "eval_only", "predict", "replay", "samples", "dry_run")
+        if resume is False or (isinstance(option(self.args, "resume"), str) and not isinstance(resume, str)):
+            check_ignored(self.args, "resume")
+        check_processes(self.args)
+        if self.kind == "dry":
+            raise ConfigError("a dry run writes nothing, so it cannot train")
+
+    def begin(self, resume: bool | str | None = None, trains: bool = True) -> None:
+        """Take the folder, write config.yaml and open the log.
+
+        Args:
+            resume: whether the run in OUTPUT_DIR is resumed, or the path of a checkpoint that is; None if default_setup
+                knows.
+            trains: False if there is nothing left to train; then config.yaml stays as it is.
+
+        Raises:
+            ConfigError: another run uses the folder, or it cannot be written. Nothing in it has changed.
+        """
+        if not self._writes or self.kind == "dry":
+            return
+        if resume is not None:
+            self._resume = resume
+        if self.kind == "train" and (not self._resume or isinstance(self._resume, str)):
+            check_restarts()
+        comm.on_main_process(lambda: self._begin_on_main_process(trains))
+        if not comm.is_main_process():
+            open_logs(self.path, comm.get_rank(), self._held)
+        self._held, self._begun = None, True
+
+    def end(self) -> None:
+        """Release the folder for other runs. The log stays open for what the program does with the trained model."""
+        release_logs(self.path)
+        if comm.is_main_process() and self._lock.is_held:
+            self._last_checkpoint = self._read("last_checkpoint")
+            self._lock.release()
+
+    def _begin_on_main_process(self, trains: bool) -> None:
+        try:
+            if self.kind == "inference":
+                open_logs(self.path, 0, self._held)
+            else:
+                self._lock.acquire()
+                try:
+                    self._take_folder(trains)
+                except BaseException:
+                    self._lock.release()
+                    raise
+        except OSError as error:
+            raise self._not_writable(error) from error
+
+    def _take_folder(self, trains: bool) -> None:
+        here, last = bool(self._resume), ""
+        if isinstance(self._resume, str) and not self._begun:
+            folder, last = os.path.split(os.path.realpath(named_checkpoint(self._resume, self.path)))
+            here = folder == os.path.realpath(self.path)
+        if (here or self._begun) and self._read("last_checkpoint") != self._last_checkpoint:
+            raise ConfigError(
+                f"OUTPUT_DIR: another run has saved checkpoints in {self.path} since this one started or stopped; "
+                "resume this one from its previous_NNN, or train in another folder"
+            )
+        if not self._begun:
+            recover(self.path)
+            self.moved = "" if here else move_run(self.path)
+        open_logs(self.path, 0, self._held)
+        if self.moved and not self._begun:
+            logger.info("The earlier run in %s is now in %s", self.path, self.moved)
+        if self._begun or not trains:
+            return
+        if here and last:  # from here on the later ones are of a run that was given up
+            replace_text(os.path.join(self.path, "last_checkpoint"), last)
+        self._write_config()
+
+    def _write_config(self) -> None:
+        path, record = os.path.join(self.path, "config.yaml"), os.path.join(RECORDS, "config.yaml")
+        earlier = self._read("config.yaml")
+        if os.path.lexists(path) and earlier not in (self._text, self._read(record)):
+            logger.info("config.yaml was edited; the earlier one is now %s", back_up(path, earlier.encode()))
+        replace_text(path, self._text)
+        replace_text(os.path.join(self.path, record), self._text)
+        logger.info("Full config: %s", shown_path(path))
+
+    def _read(self, name: str) -> str:
+        """Return the text of a file; empty if there is no such file."""
+        path = os.path.join(self.path, name)
+        if not os.path.isfile(path):
+            return ""
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+
+    def _not_writable(self, error: OSError) -> ConfigError:
+        return ConfigError(f"OUTPUT_DIR: cannot write to {self.path}: {error.strerror or error}")
+
+
+def _log_names() -> list[str]:
+    return ["log.txt", *(f"log.txt.rank{rank}" for rank in range(1, comm.get_world_size()))]
+
+
+def _check_writable(path: str) -> None:
+    """Raise an error if a folder, or the folder that it would be created in, is not writable."""
+    there = path
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        raise ConfigError(f"OUTPUT_DIR: cannot create {path}: {there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"OUTPUT_DIR: {there} is not writable; change its permissions or choose another OUTPUT_DIR")
+
+
+def _compare_timeouts(cfg: CfgNode) -> None:
+    """Warn if the ranks were launched with another timeout than the config's."""
+    wanted, actual = Duration.parse_time(cfg.PARALLEL.TIMEOUT).seconds, comm.timeout().total_seconds()
+    if comm.get_world_size() > 1 and wanted != actual:
+        logger.warning(
+            "PARALLEL.TIMEOUT is %g s, but the ranks were launched with %g s: pass timeout= to launch()", wanted, actual
+        )
