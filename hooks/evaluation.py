@@ -103,7 +103,6 @@ class EvalHook(HookBase):
 
     def after_step(self) -> None:
         if self._every(self.trainer) and not self._is_left_to_the_end():
-            self.trainer._check_state({"on_eval"})  # before wrong weights become the best
             self._do_eval()
 
     def _is_left_to_the_end(self) -> bool:

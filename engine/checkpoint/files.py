@@ -32,7 +32,6 @@ from ...config.files.atomic import (
     remove_path,
     replace_file,
 )
-from ...config.files.run_folder import CHECKPOINT
 
 __all__ = [
     "STATE_FILE",
@@ -287,7 +286,7 @@ class CheckpointFolder:
         if not os.path.lexists(path):
             return
         folder, name = os.path.split(os.path.abspath(path))
-        of_a_run = folder == os.path.abspath(self.path) and CHECKPOINT.fullmatch(name)
+        of_a_run = folder == os.path.abspath(self.path) and name.endswith(".pth")
         if not of_a_run or (os.path.isdir(path) and not is_checkpoint_folder(path)):
             logger.warning("%s was not written by this run, and is not removed", path)
             return
