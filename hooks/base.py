@@ -42,7 +42,7 @@ class HookBase:
                 before_zero_grad(); after_zero_grad()
             after_step()
             after_epoch()                         # at the last step of an epoch
-            on_eval(); before_write(); on_write(); on_save()     # what was requested
+            on_eval(); on_write(); on_save()      # evaluate, write metrics, save: if it is due or requested
         on_exception(error)                       # if a step or a hook raised one
         after_train()                             # always
         before_write(); on_write()                # always: the last metrics, those of after_train included
@@ -167,16 +167,16 @@ class HookBase:
         """Training ends with ``error`` (KeyboardInterrupt included). ``after_train`` follows."""
 
     def on_eval(self) -> None:
-        """At the end of a step in which an evaluation was requested: :class:`EvalHook` evaluates."""
+        """At the end of each step: :class:`EvalHook` evaluates if ``"eval" in trainer.requests``."""
 
     def before_write(self) -> None:
-        """Before metrics are written, after ``on_eval``: put metrics that are computed only then."""
+        """Before metrics are written: put metrics that are computed only then."""
 
     def on_write(self) -> None:
-        """Write metrics: :class:`PeriodicWriter` does."""
+        """After ``on_eval``, and after ``after_train``: :class:`PeriodicWriter` writes metrics if it is due."""
 
     def on_save(self) -> None:
-        """Save a checkpoint, after ``on_write``: :class:`PeriodicCheckpointer` does."""
+        """After ``on_write``, unless a step failed: :class:`PeriodicCheckpointer` saves if it is due."""
 
     def after_run(self) -> None:
         """Once, at the very end: metrics and the last checkpoint are written."""

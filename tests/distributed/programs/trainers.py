@@ -15,7 +15,7 @@ from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.modeling import ModelAdapter
 from hookline.engine.parallel import DDP, FSDP2, Mesh
 from hookline.engine.parallel.base import check_same_weights
-from hookline.engine.ranks import agreement
+from hookline.engine.ranks import rank_sync
 from hookline.engine.train_loop import TrainerBase
 from hookline.hooks import CallbackHook, EventWriter, Every, StopTraining, get_event_storage
 from hookline.hooks.evaluation import Monitor
@@ -337,5 +337,5 @@ def alone(folder):
                 raise StopTraining("in the step")
             super().run_step()
 
-    agreement._WAIT = 1.0
+    rank_sync._WAIT = 1.0
     Alone().train(0, 100000)
