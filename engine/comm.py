@@ -224,10 +224,6 @@ def _turns(world: Any) -> "Counter[str]":
     return Counter()
 
 
-class BarrierTimeoutError(TimeoutError):
-    """Some ranks did not reach a barrier in time."""
-
-
 def barrier(name: str, timeout: float | None = None) -> None:
     """Wait until every rank has reached the barrier of this name. The error names missing ranks.
 
@@ -248,7 +244,7 @@ def barrier(name: str, timeout: float | None = None) -> None:
     turns[name] += 1
     turn = turns[name]
     if missing := missing_ranks(store, f"hookline/barrier/{name}/{turn}", get_rank(), world_size, seconds):
-        raise BarrierTimeoutError(
+        raise TimeoutError(
             f"barrier {name!r}: rank(s) {', '.join(missing)} did not come within {seconds:g} s "
             f"(rank {get_rank()} waited)"
         )

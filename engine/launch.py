@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +10,6 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import FrameType
 from typing import Any, NoReturn
-from urllib.parse import urlparse
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from ..config import CfgNode, ConfigError
 from ..config.errors import error_text
 from ..hooks.control.interruption import EXIT_AGAIN, EXIT_INTERRUPTED
 from . import comm
+from .ranks.process import GRACE, Failure, ends_without_answer, run_local_ranks, run_rank, watch_parent
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -101,9 +102,6 @@ def launch(
     if world_size == 1:
         return main_func(*args)
     cuda = uses_gpus(device, num_gpus_per_machine, "--num-gpus")
-    from .ranks.local_ranks import GRACE, run_local_ranks
-    from .ranks.process import ends_without_answer
-
     address, port = _address(dist_url, num_machines)
     # All ranks meet in the store. Machine 0's launcher keeps it, so it outlives all ranks.
     store = _open_store(address, port, machine_rank == 0, timeout)
@@ -115,17 +113,15 @@ def launch(
             if machine_rank > 0:
                 store.add("hookline/launchers", 1)
             else:  # the other launchers read the first failure in the store
-                comm.missing_ranks(store, "hookline/launchers", 0, num_machines, GRACE + 2)
+                comm.missing_ranks(store, "hookline/launchers", 0, num_machines, 2 * GRACE + 2)
 
 
 def _address(dist_url: str | None, machines: int) -> tuple[str, int]:
     """Host and port of the store; port 0 stands for any free port."""
     if machines == 1 and dist_url in (None, "", "auto"):
         return "127.0.0.1", 0
-    url = urlparse(dist_url or "")
-    with suppress(ValueError):  # the port is not a number
-        if url.scheme == "tcp" and url.hostname and url.port:
-            return url.hostname, url.port
+    if found := re.fullmatch(r"tcp://\[?(.+?)\]?:(\d+)/?", dist_url or ""):
+        return found[1], int(found[2])
     raise ConfigError(
         f"--dist-url {dist_url}: several machines need the address of machine 0, as tcp://host:port, such as "
         "tcp://10.0.0.1:29500"
@@ -155,8 +151,6 @@ def _join_torchrun(
         timeout: how long a rank waits for the others.
         device: ``MODEL.DEVICE``.
     """
-    from .ranks.process import Failure, run_rank, watch_parent
-
     rank = int(os.environ["RANK"])
     local_size = int(os.environ.setdefault("LOCAL_WORLD_SIZE", "1"))
     agent_keeps_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

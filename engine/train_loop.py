@@ -372,7 +372,6 @@ class TrainerBase:
         self._error = error
         if isinstance(error, ConfigError) and self.finished_iter >= self.start_iter:
             error.exit_code = 1
-        error.logged_by_trainer = True  # type: ignore[attr-defined]
         if isinstance(error, Exception):
             level = logging.DEBUG if isinstance(error, ConfigError) else logging.ERROR  # its message is enough
             logger.log(level, "Exception during training, at iteration %d", self.iter, exc_info=error)

@@ -1,18 +1,18 @@
-"""A process of several: joins the other ranks, runs a function, leaves, and reports which rank failed first.
+"""Starts the ranks of this machine, and is what each rank runs: it joins the others, calls a function and leaves.
 
 The ranks share a key-value store. The launcher (``launch`` or torchrun) keeps it, so it outlives the ranks. The first
-rank that fails writes its failure there. A thread of each rank looks twice a second whether another rank has failed. A
-rank that is still running a few seconds after a failure writes its stack traces and exits.
-
-A collective that times out or loses its connection fails on a healthy rank. That rank requests the others'
-status. A rank that does not answer, has left early or hangs is then reported as the one that failed first.
+failure is written there once: by the rank that raises an error, or by ``launch`` for a process that was killed or has
+exited. A thread of each rank looks for it twice a second. A rank that is still running a few seconds later writes its
+stack traces and exits.
 """
 
 import contextlib
 import faulthandler
 import json
 import logging
+import multiprocessing
 import os
+import pickle
 import platform
 import re
 import signal
@@ -20,49 +20,191 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from types import FrameType
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing import ProcessContext, ProcessRaisedException, start_processes
+from torch.multiprocessing.spawn import ProcessException
 
+from ...command_line import handling_signals
 from ...config import ConfigError
+from ...hooks.control.interruption import EXIT_AGAIN, EXIT_INTERRUPTED
 from .. import comm
 
-__all__ = [
-    "CLEAN_EXIT_CODES",
-    "DUMP_SIGNAL",
-    "Failure",
-    "ends_without_answer",
-    "read_statuses",
-    "run_rank",
-    "waits",
-    "watch_parent",
-]
+__all__ = ["GRACE", "Failure", "ends_without_answer", "run_local_ranks", "run_rank", "watch_parent"]
 
 logger = logging.getLogger(__name__)
 
-CLEAN_EXIT_CODES = (0, 75, 130)
-"""Exit codes that are not failures: done, stopped to be resumed (EX_TEMPFAIL), interrupted."""
+GRACE = 3.5
+"""Seconds after the first failure until the launcher sends SIGTERM to the remaining ranks, and then until it kills
+them. Most end earlier by themselves."""
 
-DUMP_SIGNAL = signal.SIGURG
-"""A process that gets this signal writes its stack traces to standard error, even if its interpreter is blocked. By
-default it is ignored, so it does not harm a process that does not handle it yet."""
+# New interpreters: a fork would copy locks that threads hold, and could not use CUDA if this process has.
+_METHOD = "spawn"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# Exit codes that are not failures: done, stopped to be resumed, interrupted.
+_CLEAN = (0, EXIT_AGAIN, EXIT_INTERRUPTED)
 
-# Key of the store that exists when a rank has failed or wants to know the status of the others.
-_STATUS_REQUEST = "hookline/status_request"
+# Keys of the store.
 _FAILURE = "hookline/failure"
+_RESULT = "hookline/result"
+_LEFT = "hookline/left"
+
 _LOOK_EVERY = 0.5
-# Seconds until a rank is ended after another one failed.
-_GRACE = 4.0
+# Seconds until a rank ends itself after another one failed. Less than GRACE, so that it can write its stacks.
+_END_AFTER = 2.5
 # Seconds that a rank that is done waits for the others before its process ends.
 _LEAVE = 5.0
-# Seconds within which a rank answers a status request, unless its process has ended or is blocked.
-_ANSWER = 3.0
-# Seconds for all exchanges with the store after a failure. Usually they take less than _ANSWER.
+# Seconds in which the failure behind a lost connection is written.
+_CAUSE = 2.0
+# Seconds for an exchange with the store.
 _NO_ANSWER = 20.0
+
+
+# ---------------------------------------------------------------------- the launcher of a machine
+
+
+def run_local_ranks(
+    main_func: Callable[..., Any],
+    args: tuple[Any, ...],
+    store: dist.TCPStore,
+    address: str,
+    ranks: range,
+    world_size: int,
+    timeout: timedelta,
+    cuda: bool,
+) -> Any:
+    """Run ``main_func(*args)`` in the ranks of this machine.
+
+    Args:
+        main_func, args: the function and its arguments.
+        store: the store in which all ranks meet.
+        address: its host.
+        ranks: the ranks of this machine.
+        world_size: the number of ranks on all machines.
+        timeout: how long a collective waits for the others.
+        cuda: whether each rank has a GPU.
+
+    Returns:
+        What the function returned in the first of these ranks; None if that cannot be pickled.
+
+    Raises:
+        Exception: see :func:`~hookline.engine.launch`.
+    """
+    script = getattr(sys.modules["__main__"], "__file__", None) or ""  # "<stdin>" if Python reads it from there
+    if not os.path.isfile(script) and any(getattr(one, "__module__", "") == "__main__" for one in (main_func, *args)):
+        raise ConfigError(
+            "launch(): several processes cannot import what a notebook or python -c defines: put main_func and the "
+            "classes among its arguments into a module"
+        )
+    received: list[int] = []
+
+    def forward(number: int, frame: Any) -> None:
+        received.append(number)
+        for process in context.processes:
+            if process.is_alive():
+                os.kill(process.pid, number)
+
+    workers = multiprocessing.get_start_method(allow_none=True)
+    what = (ranks, world_size, address, store.port, workers, main_func, args, timeout, cuda)
+    with handling_signals(**{number.name: forward for number in _SIGNALS}):
+        resource_tracker.ensure_running()  # starting it later, with the first process, would unblock signals
+        # A signal waits until all processes are there, and in these until _child() can handle it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            context = start_processes(_child, what, len(ranks), join=False, start_method=_METHOD)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            _join(context, ranks, store, received)
+        except ProcessException as error:
+            for process, file in zip(context.processes, context.error_files, strict=True):
+                _kill_group(process)
+                with contextlib.suppress(OSError):
+                    os.unlink(file)  # torch leaves it
+            codes = [process.exitcode for process in context.processes]
+            if stopped := [number for number in received if -number in codes]:  # ranks had no signal handlers yet
+                again = stopped[0] in (signal.SIGTERM, signal.SIGUSR1)
+                raise SystemExit(EXIT_AGAIN if again else 128 + stopped[0]) from None
+            first = Failure.first(store) or Failure(ranks[error.error_index], "error", str(error))
+            raise first.exception() from None
+    if code := max(process.exitcode for process in context.processes):
+        raise SystemExit(code)
+    with contextlib.suppress(RuntimeError), ends_without_answer():  # machine 0 has ended, and the store with it
+        key = f"{_RESULT}/{ranks[0]}"
+        return pickle.loads(store.get(key)) if store.check([key]) else None
+
+
+def _join(context: ProcessContext, ranks: range, store: dist.TCPStore, received: list[int]) -> None:
+    """Wait until all processes have ended. After a failure, end the others.
+
+    Raises:
+        ProcessException: a process failed.
+    """
+    while context.sentinels:
+        for sentinel in wait(list(context.sentinels), timeout=_LOOK_EVERY):
+            context.processes[context.sentinels[sentinel]].join()
+        for sentinel, index in list(context.sentinels.items()):
+            process = context.processes[index]
+            code = process.exitcode
+            if code in _CLEAN:
+                del context.sentinels[sentinel]  # torch takes every code but 0 for a failure
+            elif code is not None:
+                if -code not in received:  # a rank that raised an error has reported it, and the first failure counts
+                    reason = f" ({signal.strsignal(-code)})" if code < 0 else ""
+                    text = f"process {process.pid} ended with exit code {code}{reason}"
+                    with ends_without_answer():
+                        Failure(ranks[index], "error", text).report(store)
+                _kill_group(process)  # to torch, a process has not ended while children of its own are left
+                context.join(timeout=GRACE, grace_period=GRACE)
+
+
+def _kill_group(process: Any) -> None:
+    """Kill what a process that has ended has left, such as loader workers."""
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _child(
+    local_rank: int,
+    ranks: range,
+    world_size: int,
+    address: str,
+    port: int,
+    workers: str | None,
+    main_func: Callable[..., Any],
+    args: tuple[Any, ...],
+    timeout: timedelta,
+    cuda: bool,
+) -> None:
+    os.setpgrp()  # Ctrl-C reaches the launcher only, which passes it on once to all ranks
+    watch_parent(multiprocessing.parent_process().pid)  # type: ignore[union-attr, arg-type]
+    # Loader workers start with the launcher's own start method (on Linux, fork), as under torchrun.
+    multiprocessing.set_start_method(workers, force=True)
+    place = {"RANK": ranks[local_rank], "LOCAL_RANK": local_rank, "WORLD_SIZE": world_size}
+    place |= {"LOCAL_WORLD_SIZE": len(ranks), "MASTER_ADDR": address, "MASTER_PORT": port}  # as torchrun does
+    os.environ.update({name: str(value) for name, value in place.items()})
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, torch.get_num_threads() // len(ranks)))
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # blocked in run_local_ranks()
+        store = dist.TCPStore(address, port, is_master=False, timeout=timeout)
+        value = run_rank(main_func, args, store, timeout, cuda)
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_INTERRUPTED) from None  # torch would take it for success
+    except SystemExit as end:  # the launcher writes a message
+        raise SystemExit(end.code if isinstance(end.code, int | None) else 1) from None
+    if local_rank == 0 and value is not None:
+        with contextlib.suppress(Exception):  # pickling may raise anything
+            store.set(f"{_RESULT}/{ranks[0]}", pickle.dumps(value))  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------- a rank
 
 
 def run_rank(
@@ -86,7 +228,6 @@ def run_rank(
         Exception: what ``main_func`` raises, after it was reported to the other ranks.
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     stop = threading.Event()
@@ -103,36 +244,25 @@ def run_rank(
             timeout=timeout,
         )
         result = main_func(*args)
-        all_done = _leave(store, rank, timeout, 0, "its function returned; its exit code was 0")
-    except (SystemExit, KeyboardInterrupt) as end:
-        value = 130 if isinstance(end, KeyboardInterrupt) else end.code
-        code = value if isinstance(value, int) else int(value is not None)
-        where = "".join(traceback.format_tb(end.__traceback__)[-1:]).strip()
-        text = f"it ended by {end!r}; its exit code was {code}:\n  {where}"
-        if not _leave(store, rank, timeout, code, text) and code not in CLEAN_EXIT_CODES:
-            Failure(rank, "left", text).report(store)
-        raise
+        if _leave(store, rank, world_size, _LEAVE) and dist.is_initialized():
+            dist.destroy_process_group()
+        return result
     except BaseException as error:
-        with contextlib.suppress(ValueError):  # not in the main thread
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it at once, and waits 30 s
+        if isinstance(error, SystemExit) and (error.code or 0) in _CLEAN:
+            # To torchrun, each exit code but 0 is a failure: it would end the others, which may be saving.
+            patient = error.code and dist.is_torchelastic_launched()
+            _leave(store, rank, world_size, timeout.total_seconds() if patient else _LEAVE)
+            raise
         with ends_without_answer():
-            write_status(store, rank, "fails")
-            first = failure_behind(error, store, rank, world_size, timeout.total_seconds()).report(store)
-        if first.rank != rank and not first.is_config_error:
-            # The first failure is the last entry of the log, after the errors that follow from it.
-            logger.error("%s", first.describe())
-            error.add_note(first.describe())  # torchrun shows the error of a rank
-        elif first.how == "failed" and not getattr(error, "logged_by_trainer", False):
-            logger.error("Rank %d fails", rank, exc_info=error)
+            first = _report(error, store, rank, world_size)
+        if first.kind == "error":
+            # The last entry of the log, after the errors that follow from it. The console gets it from the launcher.
+            logger.debug("%s", first)
+            if first.rank != rank:
+                error.add_note(str(first))  # torchrun shows the error of a rank
         raise
     finally:
         stop.set()
-    if all_done:
-        dist.destroy_process_group()
-    return result
-
-
-# ---------------------------------------------------------------------- joining and leaving
 
 
 def _meet(store: dist.TCPStore, rank: int, world_size: int, seconds: float) -> None:
@@ -148,10 +278,9 @@ def _meet(store: dist.TCPStore, rank: int, world_size: int, seconds: float) -> N
         raise ConfigError(f"{mine}; {first}. Start all machines with the same --num-machines and --num-gpus")
     if store.add(f"hookline/rank/{rank}", 1) > 1:
         raise ConfigError(f"rank {rank} is there already: give each machine its own --machine-rank")
-    failed = lambda: Failure.first(store) is not None  # noqa: E731
-    missing = comm.missing_ranks(store, "hookline/here", rank, world_size, seconds, failed)
+    missing = comm.missing_ranks(store, "hookline/here", rank, world_size, seconds, lambda: _has_failed(store))
     if failure := Failure.first(store):
-        raise failure.config_error() if failure.is_config_error else RuntimeError(failure.describe())
+        raise failure.exception()
     if missing:
         raise ConfigError(
             f"rank(s) {', '.join(missing)} did not join within {seconds:g} s "
@@ -159,47 +288,29 @@ def _meet(store: dist.TCPStore, rank: int, world_size: int, seconds: float) -> N
         )
 
 
-def _leave(store: "dist.Store", rank: int, timeout: timedelta, code: int, how: str) -> bool:
-    """Wait a few seconds until the other ranks are done; returns whether they are.
+def _leave(store: dist.Store, rank: int, world_size: int, seconds: float) -> bool:
+    """Wait some seconds until the other ranks are done; returns whether they are.
 
     A process that ends closes its connections. A rank that waits for it in a collective then fails at once.
     """
-    write_status(store, rank, "left", how)
-    # To torchrun, each exit code but 0 is a failure: it would end the others, which may be writing checkpoints.
-    patient = code in CLEAN_EXIT_CODES and code and dist.is_torchelastic_launched()
     try:
-        comm.barrier("leave", timeout.total_seconds() if patient else _LEAVE)
-    except (TimeoutError, RuntimeError):  # the store is gone once the slowest rank has come
+        return not comm.missing_ranks(store, _LEFT, rank, world_size, seconds, lambda: _has_failed(store))
+    except RuntimeError:  # the store is gone: its rank or launcher has left
         return False
-    return True
 
 
-# ---------------------------------------------------------------------- threads that watch
-
-
-def _watch(store: "dist.Store", rank: int, stop: threading.Event) -> None:
-    """Write the status of this rank when it is requested; end the process some time after another rank failed."""
-    while not stop.wait(_LOOK_EVERY):
-        try:
-            if not store.check([_STATUS_REQUEST]):
-                continue
-        except RuntimeError:  # the launcher was killed; watch_parent() notices that
+def _watch(store: dist.Store, rank: int, stop: threading.Event) -> None:
+    """End this process some time after another rank failed."""
+    while (first := Failure.first(store)) is None or first.rank == rank:
+        if stop.wait(_LOOK_EVERY):
             return
-        frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
-        write_status(store, rank, "works", shown_stack(traceback.format_stack(frame)))
-        failure = Failure.first(store)
-        if failure is None:
-            continue
-        if stop.wait(_GRACE):
-            return
-        if not failure.is_config_error:
-            logger.error("%s", failure.describe())
-        sys.stderr.write(
-            f"rank {rank} is ended: rank {failure.rank} {failure.how}, and this one did not end by itself; "
-            f"stacks of its threads:\n"
-        )
+    if stop.wait(_END_AFTER):
+        return
+    if first.kind == "error":
+        logger.debug("%s", first)
+        sys.stderr.write(f"rank {rank} is ended, since rank {first.rank} failed. Stacks of its threads:\n")
         faulthandler.dump_traceback(all_threads=True)
-        os._exit(1)
+    os._exit(1)
 
 
 def watch_parent(parent: int, grace: float = 60.0) -> None:
@@ -210,16 +321,16 @@ def watch_parent(parent: int, grace: float = 60.0) -> None:
         grace: seconds until this process is ended.
     """
 
-    def wait() -> None:
+    def look() -> None:
         while os.getppid() == parent:
             time.sleep(_LOOK_EVERY)
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            time.sleep(_GRACE)  # training may have ended: another rank noticed it first, and all stop at one step
+            time.sleep(_LEAVE)  # training may have ended: another rank noticed it first, and all stop at one step
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(grace)
         os._exit(1)
 
-    threading.Thread(target=wait, daemon=True, name="hookline-parent").start()
+    threading.Thread(target=look, daemon=True, name="hookline-parent").start()
 
 
 # ---------------------------------------------------------------------- failures
@@ -230,46 +341,64 @@ class Failure(NamedTuple):
 
     Attributes:
         rank: the rank.
-        how: "failed", "left" (ended before the others were done), "hung", or "was refused", if it had trained
-            "was refused in training" (a ConfigError).
+        kind: "config" (a ConfigError), "exit" (``sys.exit()``, Ctrl-C) or "error".
         text: the message or the traceback.
+        code: the exit code, or the message of ``sys.exit()``.
     """
 
     rank: int
-    how: str
+    kind: str
     text: str
+    code: int | str = 1
+
+    def __str__(self) -> str:
+        return f"Rank {self.rank} failed first:\n{self.text}"
 
     @classmethod
-    def first(cls, store: "dist.Store") -> "Failure | None":
+    def first(cls, store: dist.Store) -> "Failure | None":
         """Return the first failure; None if there was none, or if the store is gone because the launcher has ended."""
         try:
             return cls(*json.loads(store.get(_FAILURE))) if store.check([_FAILURE]) else None
         except RuntimeError:
             return None
 
-    def report(self, store: "dist.Store") -> "Failure":
+    def report(self, store: dist.Store) -> "Failure":
         """Write this failure to the store unless there is one already. Returns the first failure."""
         try:
-            first = Failure(*json.loads(store.compare_set(_FAILURE, "", json.dumps(self))))
-            store.set(_STATUS_REQUEST, "")
-            return first
+            return Failure(*json.loads(store.compare_set(_FAILURE, "", json.dumps(self))))
         except RuntimeError:  # the store is gone
             return self
 
-    def describe(self) -> str:
-        """Return the text for a log."""
-        return f"Rank {self.rank} {self.how} first:\n{self.text}"
+    def exception(self) -> BaseException:
+        """Return what ``launch()`` raises."""
+        if self.kind == "config":
+            error = ConfigError(self.text)
+            error.exit_code = int(self.code)
+            return error
+        return SystemExit(self.code) if self.kind == "exit" else ProcessRaisedException(str(self), self.rank, -1)
 
-    @property
-    def is_config_error(self) -> bool:
-        """Whether the input is wrong."""
-        return self.how.startswith("was refused")
 
-    def config_error(self) -> ConfigError:
-        """Return the error of the rank."""
-        error = ConfigError(self.text)
-        error.exit_code = 2 if self.how == "was refused" else 1
-        return error
+def _has_failed(store: dist.Store) -> bool:
+    return Failure.first(store) is not None
+
+
+def _report(error: BaseException, store: dist.Store, rank: int, world_size: int) -> Failure:
+    """Report the error of a rank; return the first failure."""
+    if isinstance(error, ConfigError):
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        return Failure(rank, "config", text, error.exit_code).report(store)
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        code = error.code if isinstance(error, SystemExit) else EXIT_INTERRUPTED
+        return Failure(rank, "exit", repr(error), code if isinstance(code, int) else str(code)).report(store)
+    text = "".join(traceback.format_exception(error)).rstrip()
+    if re.search(r"gloo/|NCCL|Dist\w*Error|TimeoutError", text):  # another rank is probably the cause
+        end = time.monotonic() + _CAUSE
+        while time.monotonic() < end and not _has_failed(store):
+            time.sleep(0.02)
+        with contextlib.suppress(RuntimeError):  # the store is gone
+            if left := [str(one) for one in range(world_size) if store.check([f"{_LEFT}/{one}"])]:
+                text += f"\nrank(s) {', '.join(left)} had ended before, without an error"
+    return Failure(rank, "error", text).report(store)
 
 
 @contextlib.contextmanager
@@ -281,109 +410,3 @@ def ends_without_answer() -> Iterator[None]:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-# ---------------------------------------------------------------------- the status of the ranks
-
-
-def write_status(store: "dist.Store", rank: int, state: str, text: str = "") -> None:
-    """Write the status of a rank to the store. Later calls for the same rank are ignored.
-
-    Args:
-        store: the store.
-        rank: the rank.
-        state: "works", "fails" or "left".
-        text: the stack of a rank that works; how a rank left.
-    """
-    with contextlib.suppress(RuntimeError):  # the store is gone
-        store.compare_set(_status_key(rank), "", json.dumps([state, text]))
-
-
-def _status_key(rank: int) -> str:
-    return f"hookline/status/{rank}"
-
-
-def read_statuses(store: "dist.Store", ranks: Iterable[int]) -> dict[int, tuple[str, str]]:
-    """Return the status of each rank that has written one: state and text of :func:`write_status`."""
-    there = [rank for rank in ranks if store.check([_status_key(rank)])]
-    return {rank: json.loads(store.get(_status_key(rank))) for rank in there}
-
-
-def shown_stack(lines: Sequence[str]) -> str:
-    """Return the innermost lines of a stack trace."""
-    return "".join(lines[-12:]).rstrip()
-
-
-def waits(stack: str, here: traceback.FrameSummary | None = None) -> bool:
-    """Return whether a rank waits in a collective, judged by the innermost line of its stack.
-
-    Args:
-        stack: the stack.
-        here: where another rank waits. The same line is a collective.
-    """
-    innermost = [line for line in stack.splitlines() if line.lstrip().startswith("File ")][-1]
-    places = [os.path.join("torch", "distributed", ""), comm.__file__]
-    if here is not None:
-        places.append(f'"{here.filename}", line {here.lineno},')
-    return any(place in innermost for place in places)
-
-
-# ---------------------------------------------------------------------- the cause of an error
-
-
-def failure_behind(error: BaseException, store: "dist.Store", rank: int, world_size: int, seconds: float) -> Failure:
-    """Return the failure that caused an error on this rank, perhaps that of another rank.
-
-    Args:
-        error: the error.
-        store: the store.
-        rank, world_size: of this process.
-        seconds: how long collectives wait.
-    """
-    if isinstance(error, ConfigError):
-        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        return Failure(rank, "was refused" if error.exit_code == 2 else "was refused in training", text)
-    own = Failure(rank, "failed", "".join(traceback.format_exception(error)).rstrip())
-    cause: BaseException | None = error
-    while cause is not None and not _is_of_collective(cause):
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    if cause is None:
-        return own
-    try:
-        return _ask_the_others(cause, own, store, world_size, seconds)
-    except RuntimeError:  # the store is gone
-        return own
-
-
-def _is_of_collective(error: BaseException) -> bool:
-    """Whether a collective raised the error: a timeout or a lost connection."""
-    from_torch = isinstance(error, RuntimeError) and ("gloo/" in str(error) or "NCCL" in str(error))
-    return from_torch or isinstance(error, dist.DistError | comm.BarrierTimeoutError)
-
-
-def _ask_the_others(
-    error: BaseException, own: Failure, store: "dist.Store", world_size: int, seconds: float
-) -> Failure:
-    store.set(_STATUS_REQUEST, "")
-    end = time.monotonic() + _ANSWER
-    keys = [_status_key(rank) for rank in range(world_size)]
-    while Failure.first(store) is None and not store.check(keys) and time.monotonic() < end:
-        time.sleep(0.02)
-    if first := Failure.first(store):
-        return first
-    answers = read_statuses(store, range(world_size))
-    waited = f"Rank {own.rank} waited for it here:\n{shown_stack(traceback.format_tb(error.__traceback__))}"
-    for rank in range(world_size):
-        state, text = answers.get(rank, ("left", "it does not answer: its process ended or is blocked"))
-        if state == "left":
-            return Failure(rank, "left", f"{text}. {waited}")
-    if not isinstance(error, comm.BarrierTimeoutError) and not re.search("time(d )?out", str(error), re.IGNORECASE):
-        return own
-    here = traceback.extract_tb(error.__traceback__)[-1]
-    stacks = {rank: stack for rank, (state, stack) in answers.items() if state == "works" and rank != own.rank}
-    for rank, stack in stacks.items():
-        if not waits(stack, here):
-            return Failure(rank, "hung", f"others waited {seconds:g} s for it while it was here:\n{stack}\n{waited}")
-    # All ranks wait, in collectives that do not match.
-    texts = [f"Rank {rank} was here:\n{stack}" for rank, stack in stacks.items()]
-    return own._replace(text="\n".join([own.text, *texts]))

@@ -92,7 +92,7 @@ def test_ranks_save_and_exit_when_their_launcher_is_killed(tmp_path):
         wait_for(tmp_path / f"none.{rank}", process)
     os.kill(process.pid, signal.SIGKILL)
     assert_gone(tmp_path, "none")
-    assert_stopped(tmp_path / "run")
+    assert_stopped(tmp_path / "run", "interrupted by SIG(?:INT|TERM)")  # torch sends SIGINT, on Linux
 
 
 @pytest.mark.slow
@@ -172,11 +172,11 @@ def test_torchrun_restarts_killed_ranks_and_a_signal_to_it_stops_all_with_a_chec
 
 
 @pytest.mark.slow
-def test_a_rank_that_exits_silently_under_torchrun_is_named_in_the_log(tmp_path):
+def test_a_rank_that_exits_silently_under_torchrun_ends_the_others(tmp_path):
     code, output = finish(forked_torchrun(2, *options(mishaps=[{"what": "exit"}]), restarts=0, folder=tmp_path))
     assert code == 1
     assert re.search(r"Root Cause.*\n.*\n.*\n.*\n *rank *: 1 .*\n *exitcode *: 3 ", output)
-    assert "Rank 1 left first:\nit does not answer" in (tmp_path / "run" / "log.txt").read_text()
+    assert " by peer" in (tmp_path / "run" / "log.txt").read_text()
 
 
 @pytest.mark.slow

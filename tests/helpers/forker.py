@@ -219,26 +219,29 @@ def fork_ranks() -> None:
     """Make ``launch()`` fork its ranks."""
     import torch
 
-    from hookline.engine.ranks import local_ranks
+    from hookline.engine.ranks import process
+    from hookline.hooks.control.interruption import announce_exit_to_workers
 
-    start, child = local_ranks._start, local_ranks._child
+    start, child = process.start_processes, process._child
     # A fork while the store's thread accepts a connection would copy a lock that is held. So no rank connects before
     # all ranks are forked.
     forked = multiprocessing.get_context("fork").Event()
 
-    def start_all(*args: Any) -> None:
-        start(*args)
+    def start_all(*args: Any, **options: Any) -> Any:
+        context = start(*args, **options)
         forked.set()
+        return context
 
     def forked_child(*args: Any) -> None:
         torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
+        announce_exit_to_workers()  # a fork does not inherit what the import has registered
         forked.wait()
-        for number in local_ranks._SIGNALS:
+        for number in process._SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # a fork has the launcher's handlers
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         child(*args)
 
-    local_ranks._METHOD, local_ranks._start, local_ranks._child = "fork", start_all, forked_child
+    process._METHOD, process.start_processes, process._child = "fork", start_all, forked_child
 
 
 def run(file: str, text: str) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from results import write_result
 
 from hookline.engine import comm
-from hookline.engine.ranks import local_ranks, process
+from hookline.engine.ranks import process
 
 FOREVER = 60
-process._GRACE = process._LEAVE = 0.5
-process._ANSWER = local_ranks.GRACE = 1.0
+process._END_AFTER = process._LEAVE = 0.5
+process.GRACE = process._CAUSE = 1.0
 
 
 def sleep_forever(folder):
