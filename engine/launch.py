@@ -109,11 +109,11 @@ def launch(
     try:
         return run_local_ranks(main_func, args, store, address, here, world_size, timeout, cuda)
     finally:
-        with suppress(RuntimeError), ends_without_answer():  # RuntimeError: machine 0 has ended
-            if machine_rank > 0:
+        if machine_rank == 0:  # the other launchers read the first failure in the store
+            comm.missing_ranks(store, "hookline/launchers", 0, num_machines, 2 * GRACE + 2)
+        else:
+            with suppress(RuntimeError), ends_without_answer():  # RuntimeError: machine 0 has ended
                 store.add("hookline/launchers", 1)
-            else:  # the other launchers read the first failure in the store
-                comm.missing_ranks(store, "hookline/launchers", 0, num_machines, 2 * GRACE + 2)
 
 
 def _address(dist_url: str | None, machines: int) -> tuple[str, int]:
@@ -133,10 +133,9 @@ def _open_store(address: str, port: int, here: bool, timeout: timedelta) -> dist
     try:
         return dist.TCPStore(address, port, is_master=here, wait_for_workers=False, timeout=timeout)
     except RuntimeError as error:
-        late = f"did not answer within {timeout.total_seconds():g} s (PARALLEL.TIMEOUT); start machine 0 as well"
         raise ConfigError(
-            f"--dist-url tcp://{address}:{port} {'cannot be opened here' if here else late} "
-            f"({str(error).splitlines()[0]}). With torchrun it is MASTER_ADDR and MASTER_PORT"
+            f"--dist-url tcp://{address}:{port}: {str(error).splitlines()[0]} (machine 0 opens it; with torchrun it is "
+            "MASTER_ADDR and MASTER_PORT)"
         ) from None
 
 
