@@ -78,8 +78,8 @@ def launch(
     Raises:
         ConfigError: the arguments are invalid, machines are missing or differ, or a rank raised it.
         SystemExit: the ranks ended with an exit code.
-        torch.multiprocessing.ProcessRaisedException: a rank raised another exception, hung, was killed, or left before
-            the others; the message has its number and its traceback or stack.
+        torch.multiprocessing.ProcessRaisedException: a rank raised another exception, or its process was killed. The
+            message has its number, and its traceback or exit code.
     """
     if dist.is_initialized():
         processes, ranks = num_machines * num_gpus_per_machine, comm.get_world_size()

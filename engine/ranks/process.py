@@ -186,7 +186,7 @@ def _child(
     watch_parent(multiprocessing.parent_process().pid)  # type: ignore[union-attr, arg-type]
     # Loader workers start with the launcher's own start method (on Linux, fork), as under torchrun.
     multiprocessing.set_start_method(workers, force=True)
-    place = {"RANK": ranks[local_rank], "LOCAL_RANK": local_rank, "WORLD_SIZE": world_size}
+    place: dict[str, Any] = {"RANK": ranks[local_rank], "LOCAL_RANK": local_rank, "WORLD_SIZE": world_size}
     place |= {"LOCAL_WORLD_SIZE": len(ranks), "MASTER_ADDR": address, "MASTER_PORT": port}  # as torchrun does
     os.environ.update({name: str(value) for name, value in place.items()})
     if "OMP_NUM_THREADS" not in os.environ:
@@ -308,8 +308,8 @@ def _watch(store: dist.Store, rank: int, stop: threading.Event) -> None:
         return
     if first.kind == "error":
         logger.debug("%s", first)
-        sys.stderr.write(f"rank {rank} is ended, since rank {first.rank} failed. Stacks of its threads:\n")
-        faulthandler.dump_traceback(all_threads=True)
+        print(f"rank {rank} is ended, since rank {first.rank} failed. Stacks of its threads:", file=sys.stderr)
+        faulthandler.dump_traceback(file=2)
     os._exit(1)
 
 

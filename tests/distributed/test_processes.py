@@ -38,10 +38,13 @@ def test_the_first_failure_is_shown_once_and_ends_all_ranks_with_their_children(
     assert all(is_gone(pid) for processes in pids for pid in processes if pid)
 
 
-@pytest.mark.parametrize(("how", "expected"), [("stops", 75), ("leaves", 0)])
-def test_ranks_that_end_without_a_failure_write_nothing(how, expected, tmp_path):
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [("stops", (75, "")), ("leaves", (0, "")), ("destroys", (0, "")), ("says why", (1, "the reason\n"))],
+)
+def test_ranks_that_end_without_an_error_write_nothing_but_their_reason(how, expected, tmp_path):
     code, output, _ = run_ranks("failures:main", 2, tmp_path, how, timeout=50)
-    assert (code, output) == (expected, "")
+    assert (code, output) == expected
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 75), (signal.SIGHUP, 129)])

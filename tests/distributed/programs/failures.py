@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import torch.distributed as dist
 from results import write_result
 
 from hookline.engine import comm
@@ -59,6 +60,8 @@ WAYS = {
     "blocks": (search, wait),
     "sleeps": (sleep_forever, lambda folder: os.abort()),  # as NCCL does
     "leaves": (leave, work_on),
+    "destroys": (lambda folder: dist.destroy_process_group(), lambda folder: dist.destroy_process_group()),
+    "says why": (lambda folder: sys.exit("the reason"), wait),
     "stops": (lambda folder: sys.exit(75), lambda folder: sys.exit(75)),
     "is ended": (sleep_forever, sleep_forever),
 }
