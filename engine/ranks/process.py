@@ -156,8 +156,8 @@ def _join(context: ProcessContext, ranks: range, store: dist.TCPStore, received:
                 del context.sentinels[sentinel]  # torch takes every code but 0 for a failure
             elif code is not None:
                 if -code not in received:  # a rank that raised an error has reported it, and the first failure counts
-                    reason = f" ({signal.strsignal(-code)})" if code < 0 else ""
-                    text = f"process {process.pid} ended with exit code {code}{reason}"
+                    name = f" ({signal.Signals(-code).name})" if -code in set(signal.Signals) else ""
+                    text = f"process {process.pid} ended with exit code {code}{name}"
                     with ends_without_answer():
                         Failure(ranks[index], "error", text).report(store)
                 _kill_group(process)  # to torch, a process has not ended while children of its own are left
