@@ -155,13 +155,15 @@ def _join(context: ProcessContext, ranks: range, store: dist.TCPStore, received:
             if code in _CLEAN:
                 del context.sentinels[sentinel]  # torch takes every code but 0 for a failure
             elif code is not None:
+                name = f" ({signal.Signals(-code).name})" if -code in set(signal.Signals) else ""
+                text = f"process {process.pid} ended with exit code {code}{name}"
                 if -code not in received:  # a rank that raised an error has reported it, and the first failure counts
-                    name = f" ({signal.Signals(-code).name})" if -code in set(signal.Signals) else ""
-                    text = f"process {process.pid} ended with exit code {code}{name}"
                     with ends_without_answer():
                         Failure(ranks[index], "error", text).report(store)
                 _kill_group(process)  # to torch, a process has not ended while children of its own are left
                 context.join(timeout=GRACE, grace_period=GRACE)
+                if not any(one.is_alive() for one in context.processes):  # one has left a child in another group
+                    raise ProcessException(text, index, process.pid)
 
 
 def _kill_group(process: Any) -> None:
