@@ -307,8 +307,6 @@ class Run:
         if resume is False or (isinstance(option(self.args, "resume"), str) and not isinstance(resume, str)):
             check_ignored(self.args, "resume")
         check_processes(self.args)
-        if self.kind == "dry":
-            raise ConfigError("a dry run writes nothing, so it cannot train")
 
     def begin(self, resume: bool | str | None = None, trains: bool = True) -> None:
         """Take the folder, write config.yaml and open the log.

@@ -2,7 +2,6 @@
 
 import logging
 import math
-from argparse import Namespace
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,8 @@ from ...hooks import CallbackHook
 from ...hooks.common import preserve_rng
 from .. import comm
 from ..defaults import DefaultTrainer
-from ..run import default_setup
+from ..run import Run
+from ..setup.check import check_config, overridden_builders
 from ..simple_trainer import SimpleTrainer
 from ..step.nonfinite import NonFinitePolicy
 
@@ -31,9 +31,10 @@ def _trial(name: str, cfg: CfgNode, trainer: type[DefaultTrainer]) -> DefaultTra
         raise ConfigError(f"{name}: takes the config of a run, and builds the run itself; not a {type(cfg).__name__}")
     if isinstance(cfg.MODEL.NAME, ObjectName) and cfg.MODEL.NAME.is_component:
         raise ConfigError(f"{name}: the model is an object, which the steps would change: pass its class instead")
-    options = Namespace(dry_run=True, ours={"dry_run"})
     cfg = cfg.clone()
-    default_setup(cfg, options)
+    check_config(cfg, overridden_builders(trainer, DefaultTrainer))
+    Run.opened = Run(cfg, "dry")
+    Run.opened.open(cfg)
     trial = trainer(cfg)
     trial.resume_or_load(resume=False)
     for hook in list(trial.hooks.hooks):
