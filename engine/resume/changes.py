@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ... import hooks
-from ...config import CfgNode, ConfigError
+from ...config import MISSING, CfgNode, ConfigError
 from ...config.errors import printable
 from ...hooks.common import check_numbers, has_shards, length_of, optimizers_of
 from ...hooks.control.lr_scheduler import follow_rates
@@ -101,20 +101,15 @@ def sizes(data_loader: Any) -> dict[str, int]:
     return {"world_size": comm.get_world_size(), **({} if samples is None else {"samples": samples})}
 
 
-def changes_since(saved: str, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
-    """Return the keys that differ between a checkpoint's config and this run's.
-
-    Args:
-        saved: the checkpoint's config, as YAML.
-        cfg: this run's config.
+def changes_since(saved: CfgNode, now: CfgNode) -> dict[str, tuple[Any, Any]]:
+    """Return the keys that differ between a checkpoint's config and this run's, both read from YAML.
 
     Returns:
-        (old value, new value) by full key, without keys that do not affect training, such as OUTPUT_DIR.
+        (old value, new value) by full key, without keys that do not affect training, such as OUTPUT_DIR, and without
+        those that the version that wrote the checkpoint did not have.
     """
-    before = cfg.thawed()
-    before.set_new_allowed(True)
-    before.merge_from_other_cfg(CfgNode.load_cfg(saved))
-    return {key: pair for key, pair in cfg.diff(before).items() if key not in _IGNORED}
+    pairs = now.diff(saved).items()
+    return {key: pair for key, pair in pairs if key not in _IGNORED and pair[0] is not MISSING}
 
 
 def check_changes(trainer: Any, run: Mapping[str, Any]) -> None:
@@ -166,7 +161,8 @@ def apply_changes(trainer: Any, saved: Mapping[str, Any]) -> None:
         saved: the "run" entry of the checkpoint.
     """
     _count_epochs(trainer, saved)
-    changes = changes_since(saved["config"], trainer._resolved)
+    former, present = CfgNode.load_cfg(saved["config"]), CfgNode.load_cfg(trainer._record["config"])
+    changes = changes_since(former, present)
     for key, (before, now) in changes.items():
         logger.warning("Resuming with %s = %r instead of %r", printable(key), now, before)
     for name, unit in _SIZES.items():
@@ -184,7 +180,7 @@ def apply_changes(trainer: Any, saved: Mapping[str, Any]) -> None:
             follow_rates(one)
             one.base_lrs = [group["initial_lr"] for group in one.optimizer.param_groups]
             one.step(one.last_epoch)
-    check_kept_schedules(trainer, CfgNode.load_cfg(saved["config"]).SOLVER, trainer._resolved.SOLVER)
+    check_kept_schedules(trainer, former.SOLVER, present.SOLVER)
 
 
 def _count_epochs(trainer: Any, saved: Mapping[str, Any]) -> None:
