@@ -471,6 +471,8 @@ CASES: dict[str, Case] = {
     # Hooks
     "trainer/hooks/LRScheduler/base_lrs": Case("rates"),
     "trainer/hooks/LRScheduler/last_epoch": Case("rates"),
+    # None: what the schedule gives, which is another one in a longer run.
+    "trainer/hooks/LRScheduler/last_lr": Case("rates", always(None), overrides=("SOLVER.MAX_ITER", 48)),
     "trainer/hooks/PeriodicCheckpointer/recent_checkpoints": Case("files"),
     "trainer/hooks/PeriodicCheckpointer/outdated": Case("files"),
     "trainer/hooks/BestCheckpointer/best": Case("best"),
