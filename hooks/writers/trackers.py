@@ -175,7 +175,9 @@ class TrackerWriter(MediaWriter):
 
     @property
     def _record_path(self) -> str:
-        return os.path.join(self.output_dir, f"{self.extra or type(self).__name__}_run.json")
+        # By this name a new run recognizes it, and moves it away with the earlier run.
+        name = self.extra or type(self).__name__.removesuffix("Writer") + "Writer"
+        return os.path.join(self.output_dir, f"{name}_run.json")
 
     def _read_record(self) -> dict[str, Any]:
         """Return what :meth:`_write_record` wrote; empty if there is none."""

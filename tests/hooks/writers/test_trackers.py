@@ -157,8 +157,8 @@ def test_a_resumed_run_continues_its_tracked_run_with_each_iteration_once_and_a_
 
 
 def test_a_file_of_the_user_is_refused_and_kept(tmp_path):
-    path = tmp_path / "MemoryTracker_run.json"
+    path = tmp_path / "MemoryTrackerWriter_run.json"
     path.write_text("mine")
-    with pytest.raises(ConfigError, match=r"MemoryTracker_run\.json"):
+    with pytest.raises(ConfigError, match=r"MemoryTrackerWriter_run\.json"):
         train(output_dir=str(tmp_path), steps=10)
     assert path.read_text() == "mine"
