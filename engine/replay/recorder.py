@@ -113,6 +113,7 @@ class StepRecorder(HookBase):
         return see
 
     def _note_samples(self, batch: Any) -> None:
+        """Note the indices of the step's samples, which each micro-batch of a step has, and what a batch has of each."""
         trainer = self.trainer
         try:
             indices = list(trainer.sample_indices)
@@ -121,8 +122,9 @@ class StepRecorder(HookBase):
             return
         dataset = getattr(trainer.data_loader, "dataset", None)
         describe = getattr(dataset, "describe", None)
-        for index in map(int, indices):
-            self.report["samples"].append({"index": index, **({"is": str(describe(index))} if describe else {})})
+        self.report["samples"] = [
+            {"index": index, **({"is": str(describe(index))} if describe else {})} for index in map(int, indices)
+        ]
         for tensor in _tensors(batch):
             if tensor.is_floating_point() and tensor.dim() and len(tensor) == len(indices):  # not of a micro-batch
                 for sample, values in zip(self.report["samples"], tensor, strict=True):
