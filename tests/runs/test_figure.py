@@ -26,7 +26,7 @@ def test_only_an_earlier_plot_is_replaced(tmp_path, name):
     runs, out = read_runs([make_run(tmp_path / "one")]), tmp_path / name
     for _ in range(2):
         write_curves(runs, str(out), ["loss"])
-    for path in (out, tmp_path / "one/curves.png"):  # in the folder of another program's run
+    for path in (out, tmp_path / "one/curves.png"):
         path.write_text("mine")
         with pytest.raises(ConfigError, match="is no output of hookline"):
             write_curves(runs, str(out) if path == out else "", ["loss"])
@@ -36,8 +36,6 @@ def test_only_an_earlier_plot_is_replaced(tmp_path, name):
 def test_wrong_names_leave_the_files_of_the_folder_alone(tmp_path):
     pytest.importorskip("matplotlib")
     path = make_run(tmp_path / "one")
-    (tmp_path / "one/.hookline").mkdir()
-    (tmp_path / "one/.hookline/files").write_text('"metrics.json"\n')
     (tmp_path / "one/curves.png").write_text("mine")
     runs = read_runs([path])
     for arguments, names in (
@@ -48,8 +46,6 @@ def test_wrong_names_leave_the_files_of_the_folder_alone(tmp_path):
         with pytest.raises(ConfigError, match=names):
             write_curves(runs, **arguments)
     assert (tmp_path / "one/curves.png").read_text() == "mine"
-    write_curves(runs, metrics=["loss"])
-    assert (tmp_path / "one/curves.png.old").read_text() == "mine"
 
 
 def test_without_matplotlib_an_error_says_what_to_install(tmp_path, monkeypatch):

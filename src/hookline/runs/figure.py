@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from ..config.errors import ConfigError
 from ..config.files.atomic import replace_file
-from ..config.files.run_folder import has_run
 from .reading import WRITTEN_BY, Run, check_output, select_metrics
 
 __all__ = ["NO_MATPLOTLIB", "write_curves"]
@@ -50,10 +49,8 @@ def write_curves(
     columns = min(len(charts), 3)
     lines = math.ceil(len(charts) / columns)
     figure = Figure(figsize=(5 * columns, 3.2 * lines), layout="constrained")
-    of_a_run = not out and len(runs) == 1
-    path = out or (os.path.join(runs[0].path, "curves.png") if of_a_run else "curves.png")
-    if not (of_a_run and has_run(runs[0].path)):  # there it is a file of the run
-        check_output(path)
+    path = out or os.path.join(runs[0].path if len(runs) == 1 else "", "curves.png")
+    check_output(path)
     kind = os.path.splitext(path)[1][1:].lower()
     for number, (title, names) in enumerate(charts.items(), 1):
         title = names[0] if len(names) == 1 else title
