@@ -70,7 +70,7 @@ def test_a_trainer_without_setup_does_the_same(quick, tmp_path):
         assert "SEED: 3\n" in (folder / "config.yaml").read_text()
     assert torch.equal(*states)
     with pytest.raises(ConfigError, match=r"SOLVER\.MAX_ITER"):
-        DefaultTrainer(quick("SOLVER.MAX_ITER", 0))
+        DefaultTrainer(quick("SOLVER.MAX_ITER", -1))
 
 
 def test_unknown_names_are_left_to_the_trainer_or_stop_one_without_a_method_for_them(quick, tmp_path, capsys):
