@@ -113,7 +113,7 @@ class StepRecorder(HookBase):
         return see
 
     def _note_samples(self, batch: Any) -> None:
-        """Note the indices of the step's samples, which each micro-batch of a step has, and what a batch has of each."""
+        """Note the indices of the step, which each of its micro-batches has, and what a whole batch has of each."""
         trainer = self.trainer
         try:
             indices = list(trainer.sample_indices)
