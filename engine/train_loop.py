@@ -138,8 +138,7 @@ class TrainerBase:
             Exception: the first error of a step or a hook, after ``after_train`` of all hooks.
             RuntimeError: a step or a hook called ``sys.exit(0)``, which would look like a run that completed.
         """
-        if self.hooks.running:
-            raise RuntimeError("train() was called while this trainer trains, such as by its own hook")
+        self._check_not_running()
         logger.info("Starting training from iteration %d", start_iter)
         self.iter = self.start_iter = start_iter
         self.max_iter = max_iter
@@ -159,8 +158,8 @@ class TrainerBase:
 
     def before_train(self) -> None:
         """Begin the run, and call ``before_train`` of all hooks."""
-        if not self.hooks.running:
-            self._begin()
+        self._check_not_running()
+        self._begin()
         self.hooks.call("before_train")
 
     def before_step(self) -> None:
@@ -266,6 +265,13 @@ class TrainerBase:
         if comm.get_world_size() > 1:
             self._sync = RankSync(self)
         logger.debug("Hooks, in the order they are called in:\n%s", self.hooks.describe())
+
+    def _check_not_running(self) -> None:
+        if self.hooks.running:
+            raise RuntimeError(
+                "the trainer is training: train() was called by its own hook, or a training loop of its own did not "
+                "call after_train() at its end"
+            )
 
     def _begin_step(self) -> None:
         """Begin an epoch, if the step is its first."""

@@ -42,6 +42,101 @@ def test_neither_files_nor_rooms_import_each_other_in_a_circle(imports):
     assert not rooms.circles(rooms.room_arrows())
 
 
+# Prints for each job of a default run how many functions and files of the project are entered, and how often control
+# goes from one file to another; and the number of attributes of a trainer.
+WALK = """
+import json, os, sys, threading
+from collections import defaultdict
+
+import torch
+
+from hookline.config import get_cfg
+from hookline.engine import DefaultTrainer, HookBase, default_setup
+
+torch.set_num_threads(1)
+root, config, out = os.path.join(sys.argv[1], ""), *sys.argv[2:]
+job, calls = "", defaultdict(list)
+
+
+def note(frame, event, argument):
+    code = frame.f_code
+    if event == "call" and job and code.co_filename.startswith(root) and code.co_name != "<module>":
+        calls[job].append((code.co_filename, code.co_qualname))
+
+
+class Mark(HookBase):
+    def before_step(self):
+        global job
+        job = "step" if self.trainer.iter == 6 else ""
+
+
+def run(resume, length):
+    global job
+    cfg = get_cfg()
+    cfg.merge_from_file(config)
+    keys = {"OUTPUT_DIR": out, "SOLVER.MAX_ITER": length, "SOLVER.CHECKPOINT_PERIOD": 0, "LOG.PERIOD": 1000,
+            "MODEL.DEVICE": "cpu", "DATALOADER.NUM_WORKERS": 0, "LOG.WRITERS": "['JSONWriter']"}
+    cfg.merge_from_list([part for pair in keys.items() for part in pair])
+    sys.setprofile(note)
+    threading.setprofile(note)
+    job = "" if resume else "start"
+    default_setup(cfg)
+    trainer = DefaultTrainer(cfg)
+    trainer.register_hooks([Mark()])
+    job = "resume" if resume else "start"
+    trainer.resume_or_load(resume=resume)
+    job = "" if resume else "start"
+    trainer.train()
+    job = ""
+    sys.setprofile(None)
+    return trainer
+
+
+run(False, 12)
+trainer = run(True, 16)
+job = "save"
+sys.setprofile(note)
+trainer.find_hook("PeriodicCheckpointer").save("model_x", iteration=3)
+sys.setprofile(None)
+walk = {}
+for name, entered in calls.items():
+    files = [file for file, _ in entered]
+    walk[name] = [len(set(entered)), len(set(files)), sum(a != b for a, b in zip(files, files[1:]))]
+print("WALK", json.dumps({**walk, "attributes": [len(vars(trainer))]}))
+"""
+# Functions, files, and changes of the file, at most. They only fall.
+LIMITS = {
+    "start": (625, 70, 2250),
+    "step": (78, 21, 52),
+    "save": (120, 24, 85),
+    "resume": (200, 39, 360),
+    "attributes": (62,),
+}
+
+
+def test_a_reader_does_not_walk_further_than_before(tmp_path):
+    config = rooms.ROOT / "configs/synthetic/mlp.yaml"
+    (tmp_path / "walk.py").write_text(WALK)
+    command = [sys.executable, tmp_path / "walk.py", rooms.ROOT, config, tmp_path / "run"]
+    code, output = finish(fork(command, tmp_path))
+    assert code == 0, output
+    walk = json.loads(output.partition("WALK ")[2].splitlines()[0])
+    for job, limits in LIMITS.items():
+        assert all(there <= most for there, most in zip(walk[job], limits, strict=True)), (job, walk[job], limits)
+
+
+def test_no_class_is_changed_or_made_at_run_time():
+    """But for ported trainers, until they delegate to their inner trainer."""
+    found = []
+    for path in rooms.modules().values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            found += [
+                path.name for one in targets if getattr(one, "attr", "") in ("__class__", "__bases__", "__dict__")
+            ]
+    assert set(found) <= {"ported_trainer.py"}
+
+
 # Trains with a save, resumes with a save, and prints the functions that were entered, by file.
 TRACED = """
 import json, sys, threading

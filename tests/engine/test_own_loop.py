@@ -62,6 +62,63 @@ def test_steps_and_epochs_are_counted(make):
     assert trainer.storage.latest()["total_loss"][1] == 3
 
 
+class Fails(Loop):
+    fails_at = 1
+
+    def run_step(self):
+        if self.iter == self.fails_at:
+            raise ZeroDivisionError("of the batch")
+        super().run_step()
+
+
+def test_a_loop_that_a_step_leaves_by_an_error_has_failed():
+    class Leaves(Fails):
+        def train(self):
+            with EventStorage(self.start_iter) as self.storage:
+                try:
+                    self.before_train()
+                    for self.iter in range(self.start_iter, self.max_iter):  # noqa: B020
+                        self.before_step()
+                        self.run_step()
+                        self.after_step()
+                finally:
+                    self.after_train()
+
+    trainer = Leaves()
+    with pytest.raises(ZeroDivisionError, match="of the batch"):
+        trainer.train()
+    assert trainer.failed
+    assert trainer.recorder.seen == [0, "end"]
+
+
+def test_a_loop_that_catches_the_error_of_a_step_leaves_the_step_out():
+    class Catches(Fails):
+        def train(self):
+            with EventStorage(self.start_iter) as self.storage:
+                self.before_train()
+                for self.iter in range(self.start_iter, self.max_iter):  # noqa: B020
+                    self.before_step()
+                    try:
+                        self.run_step()
+                    except ZeroDivisionError:
+                        continue
+                    self.after_step()
+                self.after_train()
+
+    trainer = Catches()
+    trainer.train()
+    assert [step for step in trainer.recorder.seen if step != "epoch"] == [0, 2, 3, "end"]
+    assert not trainer.failed
+    assert trainer.completed
+
+
+def test_a_loop_that_never_ends_the_run_is_an_error_at_the_next_train():
+    trainer = Loop(after_train=lambda: None)
+    trainer.train()
+    with pytest.raises(RuntimeError, match=r"did not call after_train\(\)"):
+        trainer.train()
+
+
 @pytest.mark.parametrize(("method", "match"), [("after_step", r"Own\.after_step\(\)"), ("before_step", "Own")])
 def test_a_step_that_cannot_be_counted_is_an_error(method, match):
     calls_hooks = {method: lambda self: [getattr(hook, method)() for hook in self._hooks] and None}
