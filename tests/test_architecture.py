@@ -133,7 +133,9 @@ def test_no_class_is_changed_at_run_time():
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Assign):
-                set_here = {getattr(one, "attr", "") for target in node.targets for one in ast.walk(target)}
+                set_here = {
+                    getattr(one, "attr", "") for target in node.targets for one in getattr(target, "elts", [target])
+                }
                 assert not names & set_here, f"{path}, line {node.lineno}"
 
 
