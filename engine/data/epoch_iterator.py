@@ -19,6 +19,7 @@ from .loader import (
     ended_early,
     exact_length,
     iterate,
+    sized_parts,
     split_batch,
 )
 from .stream import SplitLoader, StreamLoader
@@ -81,17 +82,9 @@ class EpochIterator:
         return self
 
     def __next__(self) -> Any:
-        if not self._left:
-            batches, sizes = self._read_next()
-            if self._parts == 1:
-                (batch,), (self.num_samples,) = batches, sizes
-                return batch
-            self._left.extend(zip(batches, sizes, strict=True))
-        batch, self.num_samples = self._left.popleft()
-        return batch
-
-    def _read_next(self) -> Collated:
-        """Read the next batch, or its micro-batches."""
+        if self._left:
+            batch, self.num_samples = self._left.popleft()
+            return batch
         if self.position == self.length or self._skipping:
             self._roll()
         if self._made_parts != self._parts and self._iterator is not None:
@@ -102,20 +95,32 @@ class EpochIterator:
             self._noted.popleft()
         # No "except StopIteration": objects made in an except block keep the exception, and so this frame and the
         # loader's workers, alive until the garbage collector runs.
-        read: Collated = next(self._iterator, _END)
+        read = next(self._iterator, _END)
         if read is _END:
             read = self._start_over()
         self.position += 1
         self._read += 1
-        if self._parts > 1 and len(read.batches) == 1 and (read.sizes[0] is None or self._made_parts == 1):
-            parts = split_batch(read.batches[0], self._parts, read.sizes[0])
-            return Collated(*map(list, zip(*parts, strict=True)))
-        if len(read.batches) > 1 and self._parts == 1:
-            raise RuntimeError(
-                f"the data loader makes {self._made_parts} micro-batches of each batch until its pass ends: read them "
-                "with SOLVER.ACCUMULATION_STEPS, or use a loader with state_dict()"
-            )
+        if self._parts > 1 or type(read) is Collated:
+            return self._first_of(*sized_parts(read))
+        self.num_samples = None
         return read
+
+    def _first_of(self, batches: list[Any], sizes: list[int | None]) -> Any:
+        """Return the first micro-batch, and keep the others for the next calls; the batch itself if it is whole."""
+        if self._parts == 1:
+            if len(batches) > 1:
+                raise RuntimeError(
+                    f"the data loader makes {self._made_parts} micro-batches of each batch until its pass ends: read "
+                    "them with SOLVER.ACCUMULATION_STEPS, or use a loader with state_dict()"
+                )
+            [batch], [self.num_samples] = batches, sizes
+            return batch
+        is_whole = len(batches) == 1 and (sizes[0] is None or self._made_parts == 1)
+        self._left.extend(
+            split_batch(batches[0], self._parts, sizes[0]) if is_whole else zip(batches, sizes, strict=True)
+        )
+        batch, self.num_samples = self._left.popleft()
+        return batch
 
     def micro_batches(self, parts: int, fetch: Callable[[], Any]) -> list[tuple[Any, int | None]]:
         """Read a batch in micro-batches, and return each with its number of samples.

@@ -207,6 +207,9 @@ class _BatchReader(Dataset[Any]):
     def _read_parts(self, indices: Sequence[int]) -> Any:
         if not self._parts:
             return self._read(indices, may_be_empty=True)[0]
+        if self._parts == 1:
+            batch, number = self._read(indices, may_be_empty=True)
+            return Collated([batch], [number])
         pieces = cut(indices, self._parts)
         read = [one for one in map(self._read, pieces) if one[1]] or [self._read(pieces[0], may_be_empty=True)]
         return Collated(*map(list, zip(*read, strict=True)))
@@ -274,16 +277,16 @@ def _has_note(error: Exception) -> bool:
     return any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ()))
 
 
-def iterate(loader: Any, parts: int = 1) -> Iterator[Collated]:
-    """Read the batches of a loader, each with its number of samples.
+def iterate(loader: Any, parts: int = 1) -> Iterator[Any]:
+    """Read the batches of a loader; see :func:`sized_parts`.
 
-    A DataLoader whose collate function gets samples makes ``parts`` micro-batches of them. This is a plain loop for
-    one without workers: the batches are the same. Batches of other loaders are whole, and their numbers are not known.
+    A DataLoader whose collate function gets samples makes ``parts`` micro-batches of them: :class:`Collated`. This is a
+    plain loop for one without workers: the batches are the same. Batches of other loaders are whole.
     """
     if isinstance(loader, LimitedLoader):
         return islice(iterate(loader.loader, parts), loader.limit)
     if not collates(loader):
-        return map(_unsized, loader)
+        return iter(loader)
     collate: Any = Collate(loader.collate_fn, parts)
     if (
         type(loader) not in (DataLoader, SeededLoader)
@@ -295,8 +298,7 @@ def iterate(loader: Any, parts: int = 1) -> Iterator[Collated]:
         if loader.persistent_workers:  # they keep the function
             loader = _reader_of(loader, collate)
         with swapped(loader, collate_fn=collate):
-            batches = iter(loader)
-        return map(_unsized, batches)
+            return iter(loader)
     indices = iter(loader.batch_sampler)
     # iter() draws a seed for its workers here. Draw it too, so that later random numbers are the same.
     torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
@@ -315,8 +317,9 @@ def _reader_of(loader: Any, collate: Collate) -> Any:
     return reader
 
 
-def _unsized(read: Any) -> Collated:
-    return read if isinstance(read, Collated) else Collated([read], [None])
+def sized_parts(read: Any) -> tuple[list[Any], list[int | None]]:
+    """Return the micro-batches of what :func:`iterate` yields, and the number of samples of each, if it is known."""
+    return read if type(read) is Collated else ([read], [None])
 
 
 def collates(loader: Any) -> bool:
@@ -327,7 +330,7 @@ def collates(loader: Any) -> bool:
     return definer in ("torch", "torchdata", __name__.partition(".")[0])
 
 
-def _batches(read: Callable[[Any], Any], batches: Iterator[Any]) -> Iterator[Collated]:
+def _batches(read: Callable[[Any], Any], batches: Iterator[Any]) -> Iterator[Any]:
     for indices in batches:
         try:
             made = [read(indices)]
@@ -370,7 +373,7 @@ def whole_pass(loader: Iterable[Any]) -> Iterator[tuple[Any, int | None]]:
     length, read, batches = exact_length(loader), 0, iterate(loader)
     while True:
         try:
-            (batch,), (number,) = next(batches)
+            [batch], [number] = sized_parts(next(batches))
         except StopIteration:
             break
         except SystemExit as error:  # which could end the program with success
