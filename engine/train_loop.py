@@ -348,8 +348,9 @@ class TrainerBase:
         if self._prepared.get(what) == self.iter:
             return
         self._prepared[what] = self.iter
-        if self.ranks_in_sync:
+        if self._sync is not None and self._sync.same_hooks:
             share_metrics(self.storage, self.finished_iter)
+            self._sync.next_iter = self.iter + 1
         if what == "write":
             self.hooks.call("before_write")
 

@@ -61,8 +61,8 @@ class RankSync:
     """Ranks exchange what a hook on one of them has asked for: a signal, a time limit or a user's hook may act on one
     rank alone, but a collective needs all ranks.
 
-    They exchange about once a second. Rank 0 measures the time of a step, chooses how many steps to take until the next
-    exchange, and sends that number with each exchange.
+    They exchange about once a second, and a step after each evaluation, write or save. Rank 0 measures the time of a
+    step, chooses how many steps to take until the next exchange, and sends that number with each exchange.
 
     Args:
         trainer: this rank's trainer, before its first step. The first exchange is at the end of that step.
@@ -71,6 +71,7 @@ class RankSync:
         same_hooks: whether all ranks have the same hooks. If not, for example if rank 0 alone has a writer and a
             checkpointer (detectron2's way), each rank writes and saves by itself.
         requests, stop: what this rank has asked for since the last exchange.
+        next_iter: the step of the next exchange, the same on all ranks.
         clock: seconds since training began, on rank 0, at the last exchange. It is the same on all ranks.
     """
 
@@ -78,7 +79,7 @@ class RankSync:
         self.requests: set[Any] = set()
         self.stop: StopRequest | None = None
         self.clock = 0.0
-        self._next_iter = trainer.start_iter
+        self.next_iter = trainer.start_iter
         self._began = self._last = time.monotonic()
         self._last_iter = trainer.start_iter - 1
         self._steps = 1
@@ -88,7 +89,7 @@ class RankSync:
 
     def end_step(self, trainer: Any) -> None:
         """Exchange requests at the end of a step, if it is time: all ranks then have the same."""
-        if trainer.iter < self._next_iter:
+        if trainer.iter < self.next_iter:
             return
         now = time.monotonic()
         steps, rates = self._choose_steps(trainer.iter, now), _rates(trainer)
@@ -101,7 +102,7 @@ class RankSync:
         numbers = torch.tensor(ours, dtype=torch.float64)
         dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._group)
         *asked, stop, max_rates, max_order, min_rates, min_order, self.clock, next_iter = numbers.tolist()
-        self._next_iter = int(next_iter)
+        self.next_iter = int(next_iter)
         self.requests.clear()
         if max_rates != -min_rates:
             self._compare_rates(trainer.iter, rates)
