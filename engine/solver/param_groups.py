@@ -11,7 +11,7 @@ from torch import nn
 from ...config import CfgNode, ConfigError, get_cfg
 from ...config.components import errors_at
 from ...config.signatures import bind
-from ...hooks.common import describe_no_match, is_sharded, matching_parameters
+from ...hooks.common import describe_no_match, matching_parameters
 
 __all__ = [
     "apply_param_rules",
@@ -114,9 +114,7 @@ def reduce_param_groups(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, A
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for group in _expand_param_groups(groups):
         values = {key: value for key, value in group.items() if key != "params"}
-        # torch's steps over a group do not take sharded tensors beside whole ones, such as those of a loss.
-        kind = is_sharded(group["params"][0]) if group["params"] else False
-        target = merged.setdefault((kind, *sorted(values.items())), {"params": [], **values})
+        target = merged.setdefault(tuple(sorted(values.items())), {"params": [], **values})
         target["params"] += group["params"]
     return list(merged.values())
 
