@@ -350,7 +350,7 @@ class TrainerBase:
         self._prepared[what] = self.iter
         if self._sync is not None and self._sync.same_hooks:
             share_metrics(self.storage, self.finished_iter)
-            self._sync.next_iter = self.iter + 1
+            self._sync.next_iter = min(self._sync.next_iter, self.iter + 1)  # may be called before end_step()
         if what == "write":
             self.hooks.call("before_write")
 
