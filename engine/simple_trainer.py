@@ -170,7 +170,8 @@ class SimpleTrainer(TrainerBase):
         if not loss_dict:
             self.storage.put_scalar("data_time", data_time)
             return self.nonfinite.count_skipped(self.iter)
-        self.nonfinite.call_own_check(self, loss_dict)
+        if type(self)._detect_anomaly is not detect_anomaly:
+            self.nonfinite.call_own_check(self, loss_dict)
         self._write_metrics(loss_dict, data_time)
         self.optimizer_step()
         if not self.zero_grad_before_forward:

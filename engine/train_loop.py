@@ -187,14 +187,16 @@ class TrainerBase:
         if not self._in_step:
             raise self._not_called("before_step")
         self._in_step = False
-        self._notice_stop()
+        hooks, requests, iteration = self.hooks, self.requests, self.storage.iter
+        if self.iter != iteration:
+            self._notice_stop()
         self.finished_iter = self.iter
         if self.iter == self.start_iter:
             self._first_step_done()
-        hooks, requests = self.hooks, self.requests
         if hooks.listeners["after_step"]:
             hooks.call("after_step")
-            self._notice_stop()
+            if self.iter != iteration:
+                self._notice_stop()
         if self.epoch_ended:
             self.after_epoch()
         if self._sync is not None:
@@ -332,7 +334,7 @@ class TrainerBase:
 
     def _notice_stop(self) -> None:
         """Take ``trainer.iter = trainer.max_iter``, by which hooks of detectron2 stop training, as a request."""
-        if self.iter != self.storage.iter and self.iter >= self.max_iter:
+        if self.iter >= self.max_iter:
             self.iter = self.storage.iter
             self.request_stop("trainer.iter was set to max_iter")
 

@@ -114,10 +114,9 @@ class EvalHook(HookBase):
             self._do_eval()
 
     def on_eval(self) -> None:
-        trainer = self.trainer
-        # Not if after_step has evaluated in this step, or after_train will.
-        done = trainer.iter == self._evaluated_at or self._is_left_to_the_end()
-        if self._main and "eval" in trainer.requests and not done:
+        if not self._main or "eval" not in self.trainer.requests:
+            return
+        if self.trainer.iter != self._evaluated_at and not self._is_left_to_the_end():
             self._do_eval()
 
 

@@ -98,8 +98,10 @@ class EventStorage(MediaStorage):
 
     def put_scalars(self, *, smoothing_hint: bool = True, cur_iter: int | None = None, **kwargs: Any) -> None:
         """Add several scalars: ``storage.put_scalars(loss=loss, accuracy=0.5)``. See :meth:`put_scalar`."""
-        values = {name: one if type(one) is float else as_scalar(name, one) for name, one in kwargs.items()}
-        self._append(values, smoothing_hint, cur_iter)
+        for name, value in kwargs.items():
+            if type(value) is not float:
+                kwargs[name] = as_scalar(name, value)
+        self._append(kwargs, smoothing_hint, cur_iter)
 
     def _append(self, values: dict[str, Any], smoothing_hint: bool, cur_iter: int | None) -> None:
         if self._current_prefix:

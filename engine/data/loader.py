@@ -5,7 +5,8 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, repeat
+from operator import is_not
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -164,7 +165,7 @@ def cut(samples: Any, parts: int) -> list[Any]:
 
 def present(samples: Any) -> int:
     """Return the number of samples that are not None, which a collate function leaves out."""
-    return sum(sample is not None for sample in samples)
+    return sum(map(is_not, samples, repeat(None)))
 
 
 def identity(batch: Any) -> Any:

@@ -51,14 +51,6 @@ class _Call:
     step: Callable[[Any], Any] | None = None
     checked: bool = False  # whether its losses were looked at
 
-    def output(self, batch: Any) -> Any:
-        if self.step is not None:
-            return self.step(batch)
-        inputs = batch if self.part is None else batch[self.part]
-        if self.names is not None:
-            return self.model(**self.named(inputs))
-        return self.model(*inputs) if self.unpacked else self.model(inputs)
-
     def named(self, inputs: Any) -> dict[str, Any]:
         """Return the keyword arguments, from the entries of a dict or the fields of a dataclass."""
         assert self.names is not None
@@ -185,16 +177,14 @@ class ModelAdapter:
     def _terms(self, output: Any, target: Any) -> dict[str, Any]:
         """Return the losses of an output of the model, by ``loss``."""
         assert self.loss is not None
+        args: tuple[Any, ...] = (output, target)
+        kwargs: dict[str, Any] = {}
         if self.output_mapping:
-            return self._loss_terms(**self._renamed(output), **{self._target_parameter: target})
-        if type(output) is not Tensor and self._takes_tensor:
-            output, whole = self._only_output(output), output
-            if not isinstance(output, Tensor):
-                raise MismatchError(f"{self._loss_name} takes one tensor, the model returned {describe(whole)}")
-        return self._loss_terms(output, target)
-
-    def _loss_terms(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        assert self.loss is not None
+            args, kwargs = (), {**self._renamed(output), self._target_parameter: target}
+        elif type(output) is not Tensor and self._takes_tensor:
+            args = self._only_output(output), target
+            if not isinstance(args[0], Tensor):
+                raise MismatchError(f"{self._loss_name} takes one tensor, the model returned {describe(output)}")
         if not self.counts_terms:
             return terms_of(self.loss(*args, **kwargs))
         value, terms = value_and_terms(self.loss, *args, **kwargs)
@@ -322,7 +312,12 @@ class ModelAdapter:
 
     def _run(self, call: _Call, batch: Any) -> Any:
         try:
-            return call.output(batch)
+            if call.step is not None:
+                return call.step(batch)
+            inputs = batch if call.part is None else batch[call.part]
+            if call.names is not None:
+                return call.model(**call.named(inputs))
+            return call.model(*inputs) if call.unpacked else call.model(inputs)
         except (AttributeError, TypeError) as error:
             if self.loss is None and isinstance(batch, tuple | list):
                 error.add_note(

@@ -69,7 +69,7 @@ class NonFinitePolicy:
 
     def call_own_check(self, trainer: Any, losses: Mapping[str, torch.Tensor]) -> None:
         """Call a trainer's own ``_detect_anomaly(losses, loss_dict)``, if its class has one, before the update."""
-        if _has_own_check(trainer):
+        if type(trainer)._detect_anomaly is not detect_anomaly:
             first, *others = losses.values()
             trainer._detect_anomaly(sum(others, start=first), dict(losses))
 
@@ -87,7 +87,7 @@ class NonFinitePolicy:
         """
         if self._optimizer is not trainer.optimizer:
             self._prepare(trainer)
-        if _has_own_check(trainer):
+        if error is not None and type(trainer)._detect_anomaly is not detect_anomaly:
             error = None
         if not self._waits:
             self._check_on_device(trainer, losses)
@@ -155,7 +155,8 @@ class NonFinitePolicy:
 
     def _check_on_device(self, trainer: Any, losses: Mapping[str, torch.Tensor]) -> None:
         device = next(iter(losses.values())).device
-        own = [] if _has_own_check(trainer) else [loss.detach() for loss in losses.values()]
+        unchecked = type(trainer)._detect_anomaly is detect_anomaly
+        own = [loss.detach() for loss in losses.values()] if unchecked else []
         tensors = self._gradients() if trainer.grad_scaler is None else []
         if trainer._averaging_ranks == 1:
             tensors += own
@@ -299,10 +300,6 @@ def detect_anomaly(trainer: Any, losses: torch.Tensor, loss_dict: Mapping[str, t
     called before each update, in place of the check of the losses here. Gradients are still checked.
     """
     check_finite(losses.item(), loss_dict, trainer.iter)
-
-
-def _has_own_check(trainer: Any) -> bool:
-    return type(trainer)._detect_anomaly is not detect_anomaly
 
 
 def check_finite(total: Any, values: Mapping[str, Any], iteration: int) -> None:

@@ -9,7 +9,8 @@ import inspect
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -170,10 +171,15 @@ def takes_epoch(kind: type) -> bool:
     return any(one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
 
 
-def _mark(group: Mapping[str, Any]) -> Any:
-    """Return what shows that a group's rate was set: the rate; of a tensor, which may be on a GPU, its version."""
-    rate = group["lr"]
-    return rate if type(rate) is float or not isinstance(rate, torch.Tensor) else rate._version
+def _mark_of(groups: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], Any]:
+    """Return what shows that a group's rate was set: the rate; of tensors, which may be on a GPU, their version."""
+    if not any(isinstance(group["lr"], torch.Tensor) for group in groups):
+        return itemgetter("lr")
+    return _rate_or_version
+
+
+def _rate_or_version(group: Mapping[str, Any]) -> Any:
+    return getattr(group["lr"], "_version", group["lr"])
 
 
 def follow_rates(scheduler: Any, at_start: bool = False) -> str:
@@ -275,6 +281,7 @@ class LRScheduler(HookBase):
         self._length = 0
         self._by_updates = self._takes_epoch = False
         self._each_step = True
+        self._mark: Callable[[Mapping[str, Any]], Any] = itemgetter("lr")
         self._noted: list[Any] | None = None  # the rates after the last step; of tensors their versions
         self._told = False
 
@@ -306,7 +313,7 @@ class LRScheduler(HookBase):
         self._by_updates = not isinstance(self.scheduler, _TorchScheduler) and isinstance(self.scheduler, TimmScheduler)
         self._takes_epoch = self._by_updates and takes_epoch(type(self.scheduler))
         self._each_step = self._metric is None and self._interval == "iteration" and not self._by_updates
-        self._noted = None
+        self._noted, self._mark = None, _mark_of(self._optimizer.param_groups)
 
     def _check_metric(self) -> None:
         scheduler = self.scheduler
@@ -362,14 +369,15 @@ class LRScheduler(HookBase):
     def _step(self, scheduler: Any, step: Callable[..., None], *number: int) -> None:
         """Step a scheduler, which first takes over the rates that others have set."""
         groups = self._optimizer.param_groups
-        rates = list(map(_mark, groups))
+        rates = list(map(self._mark, groups))
         if rates != (self._noted or getattr(scheduler, "_last_lr", rates)):
             ignored = (
                 f"was set, and {type(scheduler).__name__} sets it again: to scale its rates, use a schedule of torch"
             )
             self._tell(ignored if self._by_updates else follow_rates(scheduler))
+            self._mark = _mark_of(groups)
         step(*number)
-        self._noted = list(map(_mark, groups))
+        self._noted = list(map(self._mark, groups))
 
     def _tell(self, text: str) -> None:
         if text and not self._told:

@@ -95,10 +95,11 @@ class PeriodicWriter(HookBase):
 
     def on_write(self) -> None:
         trainer = self.trainer
-        ending, storage = trainer.ending, trainer.storage
+        ending = trainer.ending
         if not (ending or self._due or "write" in trainer.requests) or (self._waiting and trainer.failed):
             return
         self._open()
+        storage = trainer.storage
         if not ending:
             trainer.prepare_for("write")
         else:
