@@ -381,9 +381,21 @@ def all_reduce_sum(value: Any) -> Any:
         total = torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)
         dist.all_reduce(total, group=object_group())
         return total.item()
+    return start_sum(value)()
+
+
+def start_sum(value: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Begin to sum a scalar tensor over all ranks, and return a function that waits for the sum; see
+    :func:`all_reduce_sum`."""
     total = value.detach().clone()
-    dist.all_reduce(total, group=object_group() if total.device.type == "cpu" else None)
-    return total
+    group = object_group() if total.device.type == "cpu" else None
+    work = dist.all_reduce(total, group=group, async_op=True)
+
+    def wait() -> torch.Tensor:
+        work.wait()
+        return total
+
+    return wait
 
 
 def reduce_dict(input_dict: Mapping[str, torch.Tensor], average: bool = True) -> dict[str, torch.Tensor]:

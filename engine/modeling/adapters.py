@@ -13,7 +13,7 @@ from ...config import ConfigError
 from ...config.errors import MismatchError, suggest
 from ...config.signatures import Parameters, parameters_of
 from ...hooks.common import fields_of, has_shards, local_part, unwrap_model
-from .loss_terms import value_and_terms
+from .loss_terms import terms_ahead, value_and_terms
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +93,7 @@ class ModelAdapter:
     Attributes:
         counts_terms: whether :meth:`losses` returns ``num_terms``, the number of terms that the value of ``loss`` is
             the mean of, or "sum", if torch has computed it.
+        on_count: is called before the model with that number, if the target alone tells it.
 
     Raises:
         ConfigError: the arguments contradict each other, or the loss has no parameter of a name.
@@ -124,6 +125,7 @@ class ModelAdapter:
         self._takes_tensor = of_torch or isinstance(loss, nn.modules.loss._Loss)
         self._target_parameter = self._find_target_parameter()
         self.counts_terms = False
+        self.on_count: Callable[[Tensor], None] | None = None
         self._training: _Call | None = None
         self._calls: dict[Any, _Call] = {}
         self._logged: set[str] = set()
@@ -161,6 +163,10 @@ class ModelAdapter:
         call = self._training
         if call is None or call.model is not model or call.form != _form(batch):
             call = self._training = self._call(model, batch, training=True)
+        if self.on_count is not None and call.target is not None:
+            terms = terms_ahead(self.loss, _entry(batch, call.target))
+            if terms is not None:
+                self.on_count(local_part(terms))
         output = self._run(call, batch)
         if call.target is not None:
             return self._terms(output, _entry(batch, call.target))

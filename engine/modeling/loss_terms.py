@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["count_of_mean", "value_and_terms"]
+__all__ = ["count_of_mean", "terms_ahead", "value_and_terms"]
 
 
 def value_and_terms(loss: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -24,6 +24,13 @@ def value_and_terms(loss: Callable[..., Any], *args: Any, **kwargs: Any) -> tupl
         value = loss(*args, **kwargs)
     known = next((count for result, count in terms.noted if result is value), None)
     return value, "sum" if known is None and getattr(loss, "reduction", "") == "sum" else known
+
+
+def terms_ahead(loss: Any, target: Any) -> Any:
+    """Return the number of terms that a loss of torch will be the mean of, if the target alone tells it; else None."""
+    if type(loss) not in (nn.CrossEntropyLoss, nn.NLLLoss) or loss.reduction != "mean":
+        return None
+    return count_of_mean(F.cross_entropy, {"target": target, "weight": loss.weight, "ignore_index": loss.ignore_index})
 
 
 class _Terms(TorchFunctionMode):

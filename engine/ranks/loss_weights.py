@@ -1,5 +1,6 @@
 """How much each loss of a step counts: by samples or items, over micro-batches and ranks."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -34,6 +35,7 @@ def forward_backward_weighted(trainer: Any, parts: list[tuple[Any, int | None]])
     weights = LossWeights(trainer._batches, parts[0] if not several else (None, sum(sizes)), ranks)
     total: dict[str, torch.Tensor] = {}
     trainer.adapter.counts_terms = True
+    trainer.adapter.on_count = weights.start_sum if ranks > 1 else None
     try:
         for index, ((micro_batch, _), share) in enumerate(zip(parts, shares, strict=True)):
             # Ranks exchange gradients once per step, in the last backward pass.
@@ -42,7 +44,7 @@ def forward_backward_weighted(trainer: Any, parts: list[tuple[Any, int | None]])
             for name, loss in losses.items():
                 total[name] = total[name] + loss.detach() if name in total else loss.detach()
     finally:
-        trainer.adapter.counts_terms = False
+        trainer.adapter.counts_terms, trainer.adapter.on_count = False, None
     total, num_items = weights.finish(total, trainer.optimizer.param_groups, several=len(parts) > 1)
     if trainer.loss_module is not None and ranks > 1:
         trainer.loss_module.average(ranks)
@@ -77,6 +79,12 @@ class LossWeights:
         # usual size. The number in the whole batch is known only after the last micro-batch; see finish.
         self._unit: Any = None
         self._first_sum: Any = None
+        self._started: Callable[[], Any] | None = None
+
+    def start_sum(self, count: torch.Tensor) -> None:
+        """Begin to sum the number of terms of the first micro-batch over ranks, while the model computes them."""
+        if self._started is None:
+            self._started = comm.start_sum(count)
 
     def apply(self, losses: dict[str, Any], share: float = 1.0, terms: Any = None) -> dict[str, torch.Tensor]:
         """Multiply the losses of a micro-batch by its weight.
@@ -107,7 +115,7 @@ class LossWeights:
         elif share:
             self._counts.append(count)
             if self._unit is None:
-                self._first_sum = self._sum(count)
+                self._first_sum = self._sum(count) if self._started is None else self._started()
                 self._unit = self._per_rank(self._first_sum)
             weight = count / self._unit
         return {name: _weighted(loss, weight) for name, loss in losses.items()}

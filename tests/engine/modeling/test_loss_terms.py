@@ -11,6 +11,7 @@ from hookline.config import get_cfg
 from hookline.engine import SimpleTrainer
 from hookline.engine.evaluation import Loss
 from hookline.engine.modeling import ModelAdapter
+from hookline.engine.modeling.loss_terms import terms_ahead, value_and_terms
 from hookline.engine.modeling.zoo import CrossEntropyLoss
 
 WEIGHT = torch.tensor([1.0, 9.0, 0.0])
@@ -86,3 +87,12 @@ def test_the_metric_is_the_loss_of_the_whole_set(name):
         metric.update(scores[rows], target[rows])
     expected = loss(scores, target).item() / (10 if name.startswith("sum") else 1)
     assert metric.compute() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_terms_of_labels_are_known_before_the_model_has_computed():
+    losses = {**LOSSES, "nll": (nn.NLLLoss(WEIGHT, ignore_index=2), LABELS.clamp(min=0))}
+    ahead = {name: count for name, one in losses.items() if (count := terms_ahead(*one)) is not None}
+    assert ahead.keys() == {"weight", "smoothing", "ignored", "probabilities", "nll"}
+    for name, count in ahead.items():
+        loss, target = losses[name]
+        assert count == value_and_terms(loss, NUMBERS, target)[1], name
