@@ -19,7 +19,6 @@ from .loader import (
     ended_early,
     exact_length,
     iterate,
-    sized_parts,
     split_batch,
 )
 from .stream import SplitLoader, StreamLoader
@@ -101,12 +100,13 @@ class EpochIterator:
         self.position += 1
         self._read += 1
         if self._parts > 1 or type(read) is Collated:
-            return self._first_of(*sized_parts(read))
+            return self._first_of(read)
         self.num_samples = None
         return read
 
-    def _first_of(self, batches: list[Any], sizes: list[int | None]) -> Any:
+    def _first_of(self, read: Any) -> Any:
         """Return the first micro-batch, and keep the others for the next calls; the batch itself if it is whole."""
+        batches, sizes = read if type(read) is Collated else Collated([read], [None])
         if self._parts == 1:
             if len(batches) > 1:
                 raise RuntimeError(

@@ -279,10 +279,10 @@ def _has_note(error: Exception) -> bool:
 
 
 def iterate(loader: Any, parts: int = 1) -> Iterator[Any]:
-    """Read the batches of a loader; see :func:`sized_parts`.
+    """Read the batches of a loader.
 
     A DataLoader whose collate function gets samples makes ``parts`` micro-batches of them: :class:`Collated`. This is a
-    plain loop for one without workers: the batches are the same. Batches of other loaders are whole.
+    plain loop for one without workers: the batches are the same. Batches of other loaders are as they are.
     """
     if isinstance(loader, LimitedLoader):
         return islice(iterate(loader.loader, parts), loader.limit)
@@ -316,11 +316,6 @@ def _reader_of(loader: Any, collate: Collate) -> Any:
         loader._reader = (collate.parts, reader := copy.copy(loader))
         reader._iterator = None
     return reader
-
-
-def sized_parts(read: Any) -> tuple[list[Any], list[int | None]]:
-    """Return the micro-batches of what :func:`iterate` yields, and the number of samples of each, if it is known."""
-    return read if type(read) is Collated else ([read], [None])
 
 
 def collates(loader: Any) -> bool:
@@ -374,12 +369,13 @@ def whole_pass(loader: Iterable[Any]) -> Iterator[tuple[Any, int | None]]:
     length, read, batches = exact_length(loader), 0, iterate(loader)
     while True:
         try:
-            [batch], [number] = sized_parts(next(batches))
+            found = next(batches)
         except StopIteration:
             break
         except SystemExit as error:  # which could end the program with success
             raise RuntimeError(f"the data loader called sys.exit({error.code!r}) after {read} batches") from error
         read += 1
+        [batch], [number] = found if type(found) is Collated else ([found], [None])
         yield batch, number
     if length is not None and read < length:
         raise ended_early(read, length)

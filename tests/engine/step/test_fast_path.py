@@ -7,7 +7,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline.engine.data import ArrayDataset
-from hookline.engine.data.loader import iterate, sized_parts
+from hookline.engine.data.loader import Collated, iterate
 from hookline.engine.step.fast_path import FastOptimizer, backward
 
 
@@ -112,4 +112,6 @@ def test_batches_and_random_numbers_equal_the_loaders(make):
         torch.manual_seed(0)
         return str(list(iterator_of(make()))), torch.rand(1).item()
 
-    assert read(lambda loader: (sized_parts(read)[0][0] for read in iterate(loader))) == read(iter)
+    assert read(
+        lambda loader: (read.batches[0] if isinstance(read, Collated) else read for read in iterate(loader))
+    ) == read(iter)
