@@ -25,7 +25,7 @@ _NAMES = {
     "SOLVER.BASE_LR": "base_lr learning_rate lr lr0",
     "SOLVER.CHECKPOINT_PERIOD": """checkpoint.period checkpoint_interval checkpoint_period save_every save_freq
         save_interval save_period save_steps""",
-    "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": "clip_grad clip_grad_norm grad_clip gradient_clip_val max_grad_norm",
+    "SOLVER.CLIP_GRADIENTS": "clip_grad clip_grad_norm grad_clip gradient_clip_val max_grad_norm",
     "SOLVER.LR_SCHEDULER_NAME": "lr_sched lr_scheduler lr_scheduler_type sched scheduler",
     "SOLVER.MAX_ITER": """epoch epochs iterations iters max_epoch max_epochs max_iter max_iters max_steps n_epochs
         num_epochs num_iters num_steps num_train_epochs steps total_epochs total_steps train_epochs""",

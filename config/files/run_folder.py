@@ -15,7 +15,6 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 __all__ = [
-    "CHECKPOINT",
     "RECORDS",
     "FolderLock",
     "check_records",
@@ -31,11 +30,10 @@ logger = logging.getLogger(__name__)
 RECORDS = ".hookline"
 """The folder in OUTPUT_DIR for the lock, and for the files of an earlier run while they are moved."""
 
-CHECKPOINT = re.compile(r".+_(\d{7,}|final)\.pth|model_(exception|best(_\d{7,}(_\w+)?)?)\.pth")
-"""The names of checkpoints."""
-
+# Checkpoints with a ``file_prefix`` of the user are the user's.
 _RUN_FILE = re.compile(
-    r"config\.yaml(\.old\d*)?|log\.txt(\.rank\d+)?|metrics\.(json|csv)(\.old\d*)?|last_checkpoint|curves\.(png|html)"
+    r"(rolling_\d{7,}|model_(\d{7,}|final|exception|best(_\d{7,}(_\w+)?)?))\.pth"
+    r"|config\.yaml(\.old\d*)?|log\.txt(\.rank\d+)?|metrics\.(json|csv)(\.old\d*)?|last_checkpoint|curves\.(png|html)"
     r"|events\.out\.tfevents\.\d{10}\..+|(wandb|mlflow|\w+Writer)_run\.json"
     r"|inference|samples|wandb|(profiler-tensorboard|(profiler|autograd)-trace)-iter\d+(-rank\d+)?(\.json)?"
     r"|replay_\d+|memory_iter\d+(_rank\d+)?\.pickle"
@@ -44,7 +42,7 @@ _RUN_FILE = re.compile(
 
 def is_run_file(name: str) -> bool:
     """Whether a name in OUTPUT_DIR is that of a run's file or folder. Every other name is the user's."""
-    return bool(_RUN_FILE.fullmatch(name) or CHECKPOINT.fullmatch(name))
+    return _RUN_FILE.fullmatch(name) is not None
 
 
 def has_run(path: str) -> bool:

@@ -245,6 +245,9 @@ def _build_ours(cfg: CfgNode, slot: Slot, offered: dict[str, Any]) -> list[Any]:
 
 
 def _check_step(cfg: CfgNode) -> None:
+    clip = cfg.SOLVER.CLIP_GRADIENTS
+    if not clip.ENABLED and clip != get_cfg().SOLVER.CLIP_GRADIENTS:
+        logger.warning("SOLVER.CLIP_GRADIENTS: nothing is clipped, since its ENABLED is False")
     if cfg.SOLVER.COMPILE_STEP or cfg.SOLVER.COMPILE_STEP_ARGS or cfg.SOLVER.CUDA_GRAPH:
         from ..step.graphs import check_step_config  # only where it is used
 

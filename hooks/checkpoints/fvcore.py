@@ -7,7 +7,6 @@ from typing import Any
 import torch.distributed as dist
 
 from ...config import ConfigError
-from ...config.files.run_folder import CHECKPOINT
 
 __all__ = ["FvcoreAdapter", "checked"]
 
@@ -53,7 +52,7 @@ class FvcoreAdapter:
 
     def remove(self, path: str) -> None:
         inside = os.path.dirname(os.path.abspath(path)) == os.path.abspath(self.save_dir)
-        if inside and CHECKPOINT.fullmatch(os.path.basename(path)) and self.path_manager.isfile(path):
+        if inside and path.endswith(".pth") and self.path_manager.isfile(path):
             self.path_manager.rm(path)
 
     def poll(self) -> None:

@@ -9,7 +9,15 @@ from hookline.config import ConfigError
 from hookline.config.files.run_folder import FolderLock, has_run, is_run_file, move_run, recover, recover_if_idle
 
 RUN = ("config.yaml", "metrics.json", "last_checkpoint", "log.txt", "model_0000099.pth", "model_best_0000099.pth")
-MINE = ("notes.txt", "pretrained.pth", "events.out.tfevents.1.mine", "model.pth", "unet_best.pth")
+MINE = (
+    "notes.txt",
+    "pretrained.pth",
+    "events.out.tfevents.1.mine",
+    "model.pth",
+    "unet_best.pth",
+    "unet_final.pth",
+    "swin_20220123.pth",
+)
 
 
 def contents(folder):
@@ -27,7 +35,7 @@ def run(tmp_path):
 
 
 def test_the_names_of_a_runs_files_are_known_and_all_others_are_the_persons():
-    names = ("rolling_0000199.pth", "unet_final.pth", "log.txt.rank1", "events.out.tfevents.1700000000.host.7.0")
+    names = ("rolling_0000199.pth", "model_final.pth", "log.txt.rank1", "events.out.tfevents.1700000000.host.7.0")
     assert all(map(is_run_file, (*RUN, *names, "wandb_run.json", "samples", "replay_12")))
     assert not any(map(is_run_file, (*MINE, "previous_001", ".hookline", "../model_final.pth/x", "src")))
 
