@@ -101,6 +101,9 @@ class RowWriter(EventWriter):
         self._seen, self._last_write = state_dict["seen"], state_dict["last_write"]
         self._resumed = True
 
+    def use_folder(self, folder: str) -> None:
+        """Write into the folder of a run, if no path was given. :class:`PeriodicWriter` calls it before training."""
+
     def write(self) -> None:
         storage = get_event_storage()
         self.collect(storage)

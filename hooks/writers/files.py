@@ -97,18 +97,29 @@ class _LineWriter(RowWriter):
     Args:
         path: the file. Rows are appended to existing content.
         window_size: see :class:`RowWriter`.
+        output_dir: the folder of the file, if ``path`` is None. Default: the run's.
 
     Raises:
         ConfigError: the path is not a regular file.
     """
 
     _file_handle: Any  # detectron2's name. A subclass may open a file itself, and not call __init__
+    _name: str  # of the file in a folder
+    _is_placed = True
 
-    def __init__(self, path: str, window_size: int = 20) -> None:
+    def __init__(self, path: str | None, window_size: int = 20, output_dir: str | None = None) -> None:
         super().__init__(window_size)
+        self._is_placed = path is not None or output_dir is not None
+        self._place(os.path.join(output_dir or ".", self._name) if path is None else path)
+
+    def _place(self, path: str) -> None:
         check_regular(path)
         self.path = path
         self._file_handle = AppendFile(path)
+
+    def use_folder(self, folder: str) -> None:
+        if not self._is_placed:
+            self._place(os.path.join(folder, self._name))
 
     @abstractmethod
     def iteration_of(self, number: int, line: bytes) -> int:
@@ -170,11 +181,13 @@ class JSONWriter(_LineWriter):
     Args:
         json_file: path of the file. Rows are appended to existing content.
         window_size: see :class:`RowWriter`.
-        output_dir: the run's folder, used if ``json_file`` is not given: ``metrics.json`` in it.
+        output_dir: the folder of ``metrics.json``, if ``json_file`` is not given. Default: the run's.
     """
 
-    def __init__(self, json_file: str | None = None, window_size: int = 20, output_dir: str = ".") -> None:
-        super().__init__(os.path.join(output_dir, "metrics.json") if json_file is None else json_file, window_size)
+    _name = "metrics.json"
+
+    def __init__(self, json_file: str | None = None, window_size: int = 20, output_dir: str | None = None) -> None:
+        super().__init__(json_file, window_size, output_dir)
 
     def write_rows(self, rows: Sequence[Row]) -> None:
         lines = []
@@ -199,11 +212,13 @@ class CSVWriter(_LineWriter):
     Args:
         csv_file: path of the file. Rows are appended to existing content.
         window_size: see :class:`RowWriter`.
-        output_dir: the run's folder, used if ``csv_file`` is not given: ``metrics.csv`` in it.
+        output_dir: the folder of ``metrics.csv``, if ``csv_file`` is not given. Default: the run's.
     """
 
-    def __init__(self, csv_file: str | None = None, window_size: int = 20, output_dir: str = ".") -> None:
-        super().__init__(os.path.join(output_dir, "metrics.csv") if csv_file is None else csv_file, window_size)
+    _name = "metrics.csv"
+
+    def __init__(self, csv_file: str | None = None, window_size: int = 20, output_dir: str | None = None) -> None:
+        super().__init__(csv_file, window_size, output_dir)
         self._columns: list[str] = []  # of the file; empty: not known
 
     def resume(self, start_iter: int) -> None:

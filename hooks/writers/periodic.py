@@ -9,6 +9,7 @@ from typing import Any
 from ...config import Duration
 from ...config.files.atomic import OnError, WriteError, check_on_error
 from ..base import HOOK_REGISTRY, Every, HookBase, Period
+from ..common import run_folder
 from ..history_buffer import MeanWindow
 from .base import EndOfRun, EventWriter, RowWriter
 
@@ -75,6 +76,9 @@ class PeriodicWriter(HookBase):
 
     def before_train(self) -> None:
         self._every.start()
+        if (folder := run_folder(self.trainer)) is not None:
+            for writer in self._row_writers:
+                writer.use_folder(folder)
         if self._state:  # a second train() continues, as a resume does
             self.load_state_dict(self._state)
         self._due, self._waiting = False, True

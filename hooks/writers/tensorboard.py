@@ -25,27 +25,33 @@ class TensorboardXWriter(MediaWriter):
     Args:
         log_dir: folder of the event files.
         window_size: see :class:`RowWriter`.
-        output_dir: the run's folder, used if ``log_dir`` is not given.
+        output_dir: used if ``log_dir`` is not given. Default: the run's folder.
         cfg: the config, or any dict of hyperparameters.
         **kwargs: passed to :class:`torch.utils.tensorboard.SummaryWriter`.
     """
 
     _kwargs: dict[str, Any] | None = None  # None: a subclass made _writer itself
+    _is_placed = True
 
     def __init__(
         self,
         log_dir: str | None = None,
         window_size: int = 20,
-        output_dir: str = ".",
+        output_dir: str | None = None,
         cfg: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(window_size)
-        self.path = output_dir if log_dir is None else log_dir
+        self._is_placed = log_dir is not None or output_dir is not None
+        self.path = (output_dir or ".") if log_dir is None else log_dir
         self._kwargs = {"log_dir": self.path, **kwargs}
         self._config = plain(cfg or {})
         changed = cfg.diff(get_cfg()) if isinstance(cfg, CfgNode) else {}
         self._hparams = {key: new for key, (_, new) in changed.items()} if changed else self._config
+
+    def use_folder(self, folder: str) -> None:
+        if not self._is_placed and self._kwargs is not None:
+            self.path = self._kwargs["log_dir"] = folder
 
     @cached_property
     def _writer(self) -> Any:

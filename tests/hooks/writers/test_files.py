@@ -8,6 +8,7 @@ import os
 import pytest
 import torch
 from metric_runs import at, iterations_of, put, rows_of, train_losses, write
+from small_runs import config_trainer
 
 from hookline.hooks import (
     CallbackHook,
@@ -15,6 +16,7 @@ from hookline.hooks import (
     EventStorage,
     JSONWriter,
     PeriodicWriter,
+    TensorboardXWriter,
 )
 
 FILES = {"metrics.json": JSONWriter, "metrics.csv": CSVWriter}
@@ -136,3 +138,15 @@ def test_a_run_that_continues_on_a_full_disk_loses_no_row(tmp_path, name, monkey
     rows = rows_of(tmp_path / name) if name == "metrics.json" else csv_rows(tmp_path / name)
     assert [int(row["iteration"]) for row in rows] == [*range(4, 50, 5)]
     assert log.text.count("Training continues, and rows wait in memory") == 1
+
+
+def test_writers_without_a_path_write_into_the_folder_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    elsewhere = [JSONWriter("rows.json"), CSVWriter(output_dir="table")]
+    writers = [JSONWriter(), CSVWriter(), TensorboardXWriter(), *elsewhere]
+    trainer = config_trainer(tmp_path / "run", "SOLVER.MAX_ITER", 2)
+    trainer.register_hooks([PeriodicWriter(writers, 1)])
+    trainer.train()
+    assert {"metrics.json", "metrics.csv"} <= {path.name for path in (tmp_path / "run").iterdir()}
+    assert len(list((tmp_path / "run").glob("events.*"))) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.json", "run", "table"]
