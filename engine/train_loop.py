@@ -351,7 +351,7 @@ class TrainerBase:
             return
         self._prepared[what] = self.iter
         if self._sync is not None and self._sync.same_hooks:
-            share_metrics(self.storage, self.finished_iter)
+            share_metrics(self.storage, self.finished_iter, writing=what == "write")
             self._sync.next_iter = min(self._sync.next_iter, self.iter + 1)  # may be called before end_step()
         if what == "write":
             self.hooks.call("before_write")

@@ -171,16 +171,18 @@ def _order(trainer: Any) -> int:
 # ---------------------------------------------------------------------- metrics
 
 
-def share_metrics(storage: EventStorage, iteration: int) -> None:
+def share_metrics(storage: EventStorage, iteration: int, writing: bool) -> None:
     """Replace this rank's losses since the last call by the means over all ranks, in one exchange; other metrics by
     the sum or maximum, as ``put_scalar(..., over_ranks=...)`` says.
 
-    Every rank must call it at the same step. It also puts ``slowest_rank``, the rank that spent the most time on its
-    data. In the backward pass a rank waits for the others.
+    Every rank must call it at the same step.
 
     Args:
         storage: its ``over_ranks`` has the names of the losses and other metrics.
         iteration: the last finished iteration.
+        writing: whether metrics are written next. Then ``slowest_rank`` is put, the rank that spent the most time on
+            its data in the last 20 steps (in the backward pass a rank waits for the others). Put before a save, it
+            would be a row of its own in a resumed run.
     """
     histories, until = storage.histories(), storage.shared_until
 
@@ -190,14 +192,15 @@ def share_metrics(storage: EventStorage, iteration: int) -> None:
         return {} if history is None else {it: value for value, it in history.tail(history.count_since(until))}
 
     mine = {name: since(name) for name in sorted(storage.over_ranks)}
-    seconds = list(since("data_time").values())
-    parts: list[tuple[dict[str, dict[int, float]], float]] = comm.all_gather((mine, sum(seconds)))
+    data_time = histories.get("data_time") if writing else None
+    seconds = 0.0 if data_time is None else sum(value for value, _ in data_time.tail(20))
+    parts: list[tuple[dict[str, dict[int, float]], float]] = comm.all_gather((mine, seconds))
     for name, own in mine.items():
         there = [part.get(name, {}) for part, _ in parts]
         how = storage.over_ranks[name]
         if own:
             storage.replace(name, {it: combine(how, [o[it] for o in there if it in o], len(parts)) for it in own})
     storage.shared_until = iteration
-    if seconds:
+    if data_time is not None:
         times = [time for _, time in parts]
         storage.put_scalar("slowest_rank", times.index(max(times)), smoothing_hint=False, cur_iter=iteration)
