@@ -9,7 +9,7 @@ from hookline.config import ConfigError
 from hookline.config.files.run_folder import FolderLock, has_run, is_run_file, move_run, recover, recover_if_idle
 
 RUN = ("config.yaml", "metrics.json", "last_checkpoint", "log.txt", "model_0000099.pth", "model_best_0000099.pth")
-MINE = ("notes.txt", "pretrained.pth", "events.out.tfevents.1.mine", "model.pth", "unet_best.pth", "unet_final.pth")
+MINE = (
     "notes.txt",
     "pretrained.pth",
     "events.out.tfevents.1.mine",
