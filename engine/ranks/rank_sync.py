@@ -1,6 +1,7 @@
 """``RankSync``: all ranks stop, evaluate, write and save at the same step, and combine their metrics."""
 
 import itertools
+import logging
 import time
 import zlib
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from ...hooks.hook_list import hook_name
 from .. import comm
 
 __all__ = ["RankSync", "StopRequest", "as_failure", "share_metrics"]
+
+logger = logging.getLogger(__name__)
 
 # Seconds between exchanges. One exchange takes about 0.4 ms.
 _PERIOD = 1.0
@@ -85,7 +88,10 @@ class RankSync:
         self._steps = 1
         self._group = comm.object_group()
         self._number = next(_numbers)
-        self.same_hooks = len(set(comm.all_gather(tuple(map(hook_name, trainer.hooks.hooks))))) == 1
+        names = comm.all_gather(tuple(map(hook_name, trainer.hooks.hooks)))
+        self.same_hooks = len(set(names)) == 1
+        if not self.same_hooks:
+            logger.info("Ranks have different hooks, so each rank writes and saves by itself: %s", names)
 
     def end_step(self, trainer: Any) -> None:
         """Exchange requests at the end of a step, if it is time: all ranks then have the same."""
