@@ -337,7 +337,6 @@ def resolved(path: str) -> CN:
     """
     cfg = get_cfg()
     if os.path.isdir(path):
-        path = os.path.join(path, "config.yaml")
         for node in cfg.walk():
             node.set_new_allowed(True)
     cfg.merge_from_file(path)

@@ -1,8 +1,10 @@
-"""Names of other trainers, and the keys that mean the same here, for error messages."""
+"""Names of other trainers, and the keys (or options) that mean the same here, for error messages."""
 
 __all__ = ["hint_of_epochs", "key_for"]
 
 _NAMES = {
+    "--num-gpus": "devices gpus n_gpu n_gpus nproc_per_node num_devices num_processes",
+    "--resume": "resume_from resume_from_checkpoint",
     "CHECKPOINT.BEST.METRIC": "checkpoint.metric metric_for_best_model",
     "CHECKPOINT.MAX_TO_KEEP": "save_total_limit save_top_k",
     "DATALOADER.BATCH_SIZE": "batch batch_size bs per_device_train_batch_size per_gpu_batch_size train_batch_size",
@@ -12,13 +14,14 @@ _NAMES = {
         val_dataloaders val_dataset val_loader valid_data valid_dataset valid_loader validation_data""",
     "DATASETS.TRAIN": """data data_loader dataloader dataset train_data train_dataloader train_dataloaders train_dataset
         train_loader training_data trainset""",
-    "HOOKS": "callback callbacks hooks",
+    "HOOKS": "callback callbacks early_stopping hooks",
     "LOG.PERIOD": "log_every log_every_n_steps log_interval logging_steps print_freq",
     "LOG.WRITERS": "logger loggers report_to writers",
-    "MODEL.DEVICE": "accelerator device devices",
+    "MODEL.DEVICE": "accelerator device",
     "MODEL.WEIGHTS": "ckpt_path init_checkpoint init_from pretrained",
     "MODEL.LOSS.NAME": "criterion loss loss_fn loss_func loss_function",
     "OUTPUT_DIR": "default_root_dir log_dir logging_dir out out_dir output save_dir work_dir",
+    "PARALLEL.NAME": "strategy",
     "SEED": "manual_seed random_seed random_state seed",
     "SOLVER.ACCUMULATION_STEPS": "accum_iter accumulate_grad_batches grad_accum gradient_accumulation_steps",
     "SOLVER.AMP.ENABLED": "amp bf16 fp16 mixed_precision precision use_amp",
@@ -27,8 +30,8 @@ _NAMES = {
         save_interval save_period save_steps""",
     "SOLVER.CLIP_GRADIENTS": "clip_grad clip_grad_norm grad_clip gradient_clip_val max_grad_norm",
     "SOLVER.LR_SCHEDULER_NAME": "lr_sched lr_scheduler lr_scheduler_type sched scheduler",
-    "SOLVER.MAX_ITER": """epoch epochs iterations iters max_epoch max_epochs max_iter max_iters max_steps n_epochs
-        num_epochs num_iters num_steps num_train_epochs steps total_epochs total_steps train_epochs""",
+    "SOLVER.MAX_ITER": """epoch epochs fast_dev_run iterations iters max_epoch max_epochs max_iter max_iters max_steps
+        n_epochs num_epochs num_iters num_steps num_train_epochs steps total_epochs total_steps train_epochs""",
     "SOLVER.OPTIMIZER.NAME": "optim optimizer optimizers",
     "SOLVER.WARMUP_ITERS": "warmup warmup_epochs warmup_iters warmup_steps",
     "SOLVER.WEIGHT_DECAY": "wd weight_decay",
@@ -40,7 +43,7 @@ _KEYS = {name: key for key, names in _NAMES.items() for name in names.split()}
 
 
 def key_for(name: str) -> str:
-    """Return the key that means what another trainer calls ``name``, such as "epochs" or "--lr"; empty if none does.
+    """Return the key or option that means what another trainer calls ``name``, as "epochs" or "--lr"; "" if none does.
 
     Args:
         name: an argument, an option, or a full key of a config.

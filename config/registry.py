@@ -37,13 +37,15 @@ class Registry:
         kind: a class, or a tuple of classes, that entries build instances of. Default: any.
         package: a package of hookline that registers further entries when its names are imported, as they are when a
             name is not found.
+        hint: ends the message about a function that returns something else.
     """
 
-    def __init__(self, name: str, kind: Any = object, package: str = "") -> None:
+    def __init__(self, name: str, kind: Any = object, package: str = "", hint: str = "") -> None:
         self._name = name
         self._obj_map: dict[str, Any] = {}
         self.kind = kind
         self._package = package
+        self._hint = hint
 
     def __repr__(self) -> str:
         return f"Registry of {self._name}: {', '.join(name for name, _ in self)}"
@@ -179,7 +181,7 @@ class Registry:
         positional, keywords = self._bind(target, name, args, positional, offered or {}, key)
         built = target(*positional, **keywords)
         if name not in self._obj_map and not isinstance(built, self.kind):
-            problem = f"it returned an object of type {type(built).__name__}, not a {self._kind_text}"
+            problem = f"it returned an object of type {type(built).__name__}, not a {self._kind_text}{self._hint}"
             raise ConfigError(f"{_prefix(name_key(key))}'{name}' cannot be the {self._label}: {problem}")
         return built
 

@@ -151,24 +151,24 @@ def load_layers(
     Raises:
         ConfigError: a file is missing or bad, or bases form a circle.
     """
-    name = os.fspath(filename)
+    name, in_folder = os.fspath(filename), False
     if not _URI.match(name):
         name = os.path.expanduser(name)
         name = name if chain else find_config(name)
-        if os.path.isdir(name):  # of a run
+        if in_folder := os.path.isdir(name):  # of a run
             name = os.path.join(name, "config.yaml")
     if name.lower().endswith((".py", ".pyc")):
         raise ConfigError(f"{name}: configs are YAML; a Python file is not executed")
     if _identity(name) in map(_identity, chain):
         raise ConfigError(f"{BASE_KEY} forms a circle: {' -> '.join((*chain, name))}")
-    if chain and os.path.exists(name) and not os.path.isfile(name):  # opening a FIFO would wait
-        raise ConfigError(f"{name}: is not a regular file ({BASE_KEY} of {chain[-1]})")
+    origin = f" ({BASE_KEY} of {chain[-1]})" if chain else ""
+    if (chain or in_folder) and os.path.exists(name) and not os.path.isfile(name):  # opening a FIFO would wait
+        raise ConfigError(f"{name}: is not a regular file{origin}")
     try:
         with opener(name) as file:
             text = file.read(_MAX_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        origin = f" ({BASE_KEY} of {chain[-1]})" if chain else ""
         missing = isinstance(error, FileNotFoundError) and not _URI.match(name)
         near = suggest_file(name) if missing else ""
         if missing and not near and (example := misspelt(name, example_names())):

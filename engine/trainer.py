@@ -104,18 +104,24 @@ class Trainer(DefaultTrainer):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Say what a method of other trainers is called."""
+            """Say what a method or attribute of other trainers is called."""
             use = {
                 "add_callback": "register_hooks([...])",
+                "callback_metrics": "storage.latest()",
+                "current_epoch": "epoch",
                 "fit": 'train(), with length="3ep" and the data in Trainer(...)',
+                "global_step": "iter",
                 "save_checkpoint": 'checkpointer.save("name")',
                 "save_model": 'checkpointer.save("name")',
+                "should_stop": 'stop("reason"), or stop_requested to ask',
                 "validate": "evaluate()",
             }
             hint = f": it is {use[name]}" if name in use else ""
             raise AttributeError(f"'{type(self).__name__}' has no attribute '{name}'{hint}", name=name, obj=self)
 
-    def train(self, resume: "bool | str | os.PathLike[str]" = False) -> TrainResult:  # type: ignore[override]
+    def train(  # type: ignore[override]
+        self, resume: "bool | str | os.PathLike[str]" = False, **unknown: Never
+    ) -> TrainResult:
         """Train; see :meth:`DefaultTrainer.train`.
 
         Args:
@@ -128,6 +134,8 @@ class Trainer(DefaultTrainer):
         Raises:
             ConfigError: ``resume`` is neither. The length is an argument of the trainer.
         """
+        for name in unknown:
+            raise unknown_argument(name, unknown[name], ["resume"], "train")
         is_length = isinstance(resume, str) and re.fullmatch(r"\d+ ?[a-z]*", resume)
         if is_length or not isinstance(resume, bool | str | os.PathLike):
             raise ConfigError(

@@ -223,6 +223,7 @@ class HookList:
         """Load the states of the hooks. Those without one start fresh, which is logged."""
         self._join()
         hooks = self._by_key()
+        check_numbers(states, {}, "the state of the hooks in the checkpoint")
         for key, state in states.items():
             if key in hooks:
                 with loading(f"the state of the hook {key} in the checkpoint"):

@@ -181,7 +181,9 @@ def _built(entry: str | dict[str, Any], key: str) -> Any:
     dataset = get_dataset(entry, f"{key}.ARGS")
     is_test = key.startswith("DATASETS.TEST")  # one without samples has no results
     if not is_test and not isinstance(dataset, IterableDataset) and length_of(dataset) == 0:
-        raise ConfigError(f"{key}: the data set {component(entry)[0]} has no samples")
+        size = getattr(dataset, "drop_last", False) and getattr(dataset, "batch_size", 0)
+        dropped = f": its drop_last drops a batch of fewer than batch_size={size}" if size else ""
+        raise ConfigError(f"{key}: the data set {component(entry)[0]} has no samples{dropped}")
     return dataset
 
 

@@ -42,7 +42,9 @@ class Metric(Protocol):
         """Clear the state."""
 
 
-METRIC_REGISTRY = Registry("METRIC", Metric)
+METRIC_REGISTRY = Registry(
+    "METRIC", Metric, hint=". A function that computes one takes two arguments, outputs and targets, or a third, inputs"
+)
 """Metrics for ``TEST.METRICS``. They receive their ``ARGS``, and ``cfg`` if that is their first parameter."""
 
 

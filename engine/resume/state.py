@@ -38,10 +38,10 @@ def check_complete(state: Mapping[str, Any]) -> None:
 
 def check_optimizer(state: Mapping[str, Any], optimizer: Any) -> None:
     """Check that an optimizer's state has no text in place of numbers: it would fail in the first step."""
-    check_numbers(state, optimizer.state_dict(), "it")
+    check_numbers(state, optimizer.state_dict(), "the optimizer's state")
     for part in state.get("optimizers", [state]):
         for parameter, values in part["state"].items():
-            check_numbers(values, dict.fromkeys(values, 0), f"it['state'][{parameter!r}]")
+            check_numbers(values, dict.fromkeys(values, 0), f"the optimizer's state['state'][{parameter!r}]")
 
 
 def rng_of_this_rank(state: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -52,19 +52,28 @@ _OTHERS = {
 }
 """Other keys with an argument."""
 
+_SHOWN = {"early_stopping": '["EarlyStopping"]', "fast_dev_run": "1"}
 
-def unknown_argument(name: str, value: Any, arguments: Iterable[str]) -> MismatchError:
-    """Return the error of an argument that ``Trainer`` does not have, with the one or the key that means the same."""
+
+def unknown_argument(name: str, value: Any, arguments: Iterable[str], method: str = "Trainer") -> MismatchError:
+    """Return the error of an argument that ``Trainer`` or its ``train`` does not have, with what means the same."""
     key = key_for(name)
     own = _OTHERS | {key: argument for argument, key in (_COMPONENTS | _KEYS).items()}
-    if key in own:
-        shown = repr(f"{value}ep") if hint_of_epochs(name) and isinstance(value, int | float) else "..."
-        hint = f": it is called {own[key]}, {own[key]}={shown}"
+    shown = repr(value) if type(value) in (int, float, str) else "..."
+    if key == "--resume" or (key == "MODEL.WEIGHTS" and method == "train"):
+        hint = f": it is called resume, train(resume={shown})"
+    elif key == "--num-gpus":
+        hint = ": processes are started by torchrun, by launch(), or by --num-gpus of a command"
+    elif key in own:
+        is_epochs = hint_of_epochs(name) and isinstance(value, int | float)
+        shown = repr(f"{value}ep") if is_epochs else _SHOWN.get(name, shown)
+        call = f"{own[key]}={shown}"
+        hint = f": it is called {own[key]}, {call if method == 'Trainer' else f'Trainer(..., {call})'}"
     elif key:
         hint = f': it is a key, config={{"{key}": ...}}'
     else:
         hint = suggest(name, arguments) or f". It takes: {', '.join(arguments)}"
-    return MismatchError(f"Trainer() takes no argument '{name}'{hint}")
+    return MismatchError(f"{method}() takes no argument '{name}'{hint}")
 
 
 def config_of_arguments(**given: Any) -> CfgNode:
@@ -202,12 +211,17 @@ def _entries(values: Any) -> list[Any]:
 
 
 def _rows(data: Any) -> Any:
-    """Return a data set for a tuple of tensors or arrays with one row per sample; other data as it is."""
-    if isinstance(data, tuple) and data and all(isinstance(part, torch.Tensor | np.ndarray) for part in data):
-        if any(getattr(part.dtype, "kind", "") in "US" for part in data if isinstance(part, np.ndarray)):
-            raise ConfigError("the labels are strings: number them, as np.unique(labels, return_inverse=True)[1] does")
-        return ArrayDataset(*map(torch.as_tensor, data))
-    return data
+    """Return a data set for a tuple of tensors or arrays with one row per sample; other data as it is.
+
+    Beside a tensor or an array, lists of numbers and columns of tables will do.
+    """
+    if not isinstance(data, tuple) or not any(isinstance(part, torch.Tensor | np.ndarray) for part in data):
+        return data
+    # Not torch for a pandas.Series, which it reads by its index.
+    parts = [part if isinstance(part, torch.Tensor | list) else np.asarray(part) for part in data]
+    if any(np.asarray(part).dtype.kind in "US" for part in parts if not isinstance(part, torch.Tensor)):
+        raise ConfigError("the labels are strings: number them, as np.unique(labels, return_inverse=True)[1] does")
+    return ArrayDataset(*map(torch.as_tensor, parts))
 
 
 def _set_train_data(cfg: CfgNode, data: Any, batch_size: int | None) -> None:

@@ -294,10 +294,15 @@ class BestCheckpointer(HookBase):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.loaded_iter = None
-        self._set_best([(float(value), int(iteration)) for value, iteration in state_dict["best"]])
+        try:
+            best = [(float(value), int(iteration)) for value, iteration in state_dict["best"]]
+            self._outdated, self._former = set(map(int, state_dict["outdated"])), set()
+        except (TypeError, ValueError):
+            text = repr([state_dict["best"], state_dict["outdated"]])[:100]
+            raise ConfigError(f"the checkpoint is damaged: its lists of best and outdated weights are {text}") from None
+        self._set_best(best)
         if not self.best:  # a subclass has chosen by itself
             self.best_metric, self.best_iter = state_dict["best_metric"], state_dict["best_iter"]
-        self._outdated, self._former = set(map(int, state_dict["outdated"])), set()
         metric = [self._val_metric, self._mode]
         if state_dict["metric"] != metric:
             logger.warning(

@@ -71,6 +71,7 @@ class ProgressBar(HookBase):
             miniters=1,
             delay=1e-9,  # seconds; not drawn at once
         )
+        _allow_unknown_rows(self._bar)
         self._bar.format_meter = self._fit  # tqdm's cuts what does not fit
         self._bar.refresh()
 
@@ -158,6 +159,8 @@ class ProgressBar(HookBase):
                 if (width := disp_len(field) + 2) <= space:
                     fields.append(field)
                     space -= width
+                elif field in self._first[-1:]:
+                    break  # nothing less important takes the place of the loss
         if rate in fields:  # it belongs to the time left, but gives way to the loss
             fields.remove(rate)
             fields.insert(1, rate)
@@ -187,6 +190,7 @@ def with_progress(batches: Iterable[Any], total: int | None, name: str, bar: boo
 
         options = {"dynamic_ncols": True, "mininterval": _INTERVAL, "miniters": 1, "delay": _DELAY}
         _of_batches = tqdm(batches, name, total, leave=False, file=sys.stdout, **options)
+        _allow_unknown_rows(_of_batches)
         try:
             yield from _of_batches
         finally:
@@ -204,6 +208,13 @@ def with_progress(batches: Iterable[Any], total: int | None, name: str, bar: boo
 
 
 _of_batches: Any = None  # the bar of with_progress()
+
+
+def _allow_unknown_rows(bar: Any) -> None:
+    """Show a bar in a terminal of 0 rows, whose number is not known: tqdm sees -1 rows, too few for a bar."""
+    if (bar.nrows or 0) < 0:
+        size, bar.nrows = bar.dynamic_ncols, None
+        bar.dynamic_ncols = lambda file: (size(file)[0], None)
 
 
 def above_bar() -> AbstractContextManager[None]:

@@ -89,8 +89,8 @@ class ArgumentParser(argparse.ArgumentParser):
             hint = suggest(choice[1], re.findall(r"[\w-]+", choice[2]))
         key = unknown[0].strip("-") if unknown and unknown[0].strip("-").isupper() else key_for((unknown or [""])[0])
         if key and "unrecognized" in message and "opts" in {action.dest for action in self._actions}:
-            hint = f"; write config keys without dashes: {key} VALUE"
-            hint += hint_of_epochs(unknown[0])
+            hint = f"; write config keys without dashes: {key} VALUE{hint_of_epochs(unknown[0])}"
+            hint = suggest(key, [key]) if key.startswith("--") else hint
         self.exit(2, f"error: {message}{hint}\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -451,6 +451,12 @@ def test_a_run_of_length_0_evaluates_and_ends(make):
 
 
 def test_the_length_is_an_argument_and_max_iter_a_number(make):
+    with pytest.raises(TypeError, match=r"called length, Trainer\(\.\.\., length='3ep'\)"):
+        make().train(epochs=3)
+    with pytest.raises(TypeError, match=r"called resume, train\(resume='last'\)"):
+        make().train(ckpt_path="last")
+    with pytest.raises(AttributeError, match=r"global_step.*iter"):
+        _ = make().global_step
     for length in (100, "10ep", 1):
         with pytest.raises(ConfigError, match=rf"length={length!r}.*max_iter"):
             make().train(length)

@@ -17,11 +17,11 @@ _PIECES = re.compile(r"(\x1b\[[0-9;?]*[A-Za-z])|(.)", re.DOTALL)
 class Terminal:
     """A context with a pseudo-terminal. ``stream`` is its text stream, ``text`` all output so far."""
 
-    def __init__(self, columns=120, encoding="utf-8"):
+    def __init__(self, columns=120, encoding="utf-8", rows=40):
         self.columns = columns
         self.monkeypatch = None
         self.master, self.slave = pty.openpty()
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.stream = open(self.slave, "w", encoding=encoding)  # noqa: SIM115 (closed in close())
         self.text = ""
         self._decode = codecs.getincrementaldecoder(encoding)("replace").decode

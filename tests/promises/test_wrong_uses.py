@@ -17,6 +17,7 @@ from ranks import HOOKLINE
 from run_folders import make_run
 from run_tools import run_command, run_tool
 from torch import nn
+from torch.utils.data import DataLoader
 
 from hookline.cli import main
 from hookline.config import ConfigError, get_cfg
@@ -176,6 +177,7 @@ COMMANDS = [
     (f"{TRAIN} --SOLVER.BASE_LR 0.1", "write config keys without dashes: SOLVER.BASE_LR VALUE"),
     (f"{TRAIN} --lr 0.1", "write config keys without dashes: SOLVER.BASE_LR VALUE"),
     (f"{TRAIN} --epochs 3", 'SOLVER.MAX_ITER VALUE, such as "3ep" for 3 epochs'),
+    (f"{TRAIN} --devices 2", "unrecognized arguments: --devices; did you mean '--num-gpus'?"),
     (f"{TRAIN} SOLVER.EPOCHS 3", """did you mean 'SOLVER.MAX_ITER', such as "3ep" for 3 epochs?"""),
     (f"{TRAIN} CHECKPOINT.PERIOD 3", "did you mean 'SOLVER.CHECKPOINT_PERIOD'?"),
     (f"{TRAIN} TEST.METRIC x", "did you mean 'TEST.METRICS'?"),
@@ -201,6 +203,7 @@ COMMANDS = [
     ("config explain SEED HOOKS", "error: hookline config explain: wrong number of words"),
     ("config list modle", "there is no registry 'modle'; did you mean 'MODEL'? Known: MODEL, LOSS, "),
     ("config diff base.yaml none.yaml", "none.yaml: cannot read this config file: No such file or directory"),
+    ("config diff fifo base.yaml", "fifo/config.yaml: is not a regular file"),
     ("config check base.yaml MODEL.NAME MPL", "did you mean 'MLP'?"),
     ("config exlpain SEED", "did you mean 'explain'?"),
     ("new", "error: the following arguments are required: FOLDER"),
@@ -257,6 +260,8 @@ def folder(tmp_path_factory):
     for name in ("mine/config.yaml", "mine/log.txt", "mine/model.py", "mine/model_best.pth", "sub/beside.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).touch()
+    (folder / "fifo").mkdir()
+    os.mkfifo(folder / "fifo/config.yaml")
     (folder / "wrong_import.py").write_text("import no_such_package_of_anyone\n")
     (folder / "chain").mkdir()
     for number in range(500):
@@ -345,16 +350,18 @@ def test_what_the_first_batch_shows_ends_the_run_with_one_message(line, says, tm
 
 
 JUNK_STATES = [
-    3,
-    {"iteration": -5},
-    {"hooks": 3},
-    {"optimizer": {"state": 3, "param_groups": "x"}},
-    {"storage": {"histories": 3}},
+    (3, "there is no undamaged checkpoint"),
+    ({"iteration": -5}, "there is no undamaged checkpoint"),
+    ({"hooks": 3}, "the state of the hooks in the checkpoint is 3, and a dict is needed"),
+    ({"hooks": {"LRScheduler": 3}}, "the state of the hook LRScheduler in the checkpoint is 3, and a dict is needed"),
+    ({"hooks": {"BestCheckpointer": {"best": [[0.1, "x"]], "outdated": []}}}, "lists of best and outdated weights are"),
+    ({"optimizer": {"state": 3, "param_groups": "x"}}, "the optimizer's state['state'] is 3, and a dict is needed"),
+    ({"storage": {"histories": 3}}, "the metrics in the checkpoint"),
 ]
 
 
-@pytest.mark.parametrize("junk", JUNK_STATES, ids=str)
-def test_a_resume_from_an_invalid_trainer_state_is_refused(junk, folder, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("junk", "says"), JUNK_STATES, ids=str)
+def test_a_resume_from_an_invalid_trainer_state_is_refused(junk, says, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("done").mkdir()
     content = torch.load(folder / "done/model_final.pth", weights_only=True)
@@ -362,7 +369,8 @@ def test_a_resume_from_an_invalid_trainer_state_is_refused(junk, folder, tmp_pat
     torch.save(content, "done/model_final.pth")
     Path("done/last_checkpoint").write_text("model_final.pth")
     words = f"train --resume --config-file {folder}/base.yaml OUTPUT_DIR done SOLVER.MAX_ITER 5"
-    assert_refused(tmp_path, "", lambda: run_command(words.split(), capsys))
+    words += " CHECKPOINT.BEST.METRIC synthetic/accuracy"
+    assert_refused(tmp_path, says, lambda: run_command(words.split(), capsys))
 
 
 # ---------------------------------------------------------------------- Python
@@ -371,6 +379,10 @@ X, Y = torch.zeros(32, 8), torch.arange(32) % 4
 PYTHON = [
     ({"callbacks": []}, "Trainer() takes no argument 'callbacks': it is called hooks, hooks=..."),
     ({"max_epochs": 3}, "Trainer() takes no argument 'max_epochs': it is called length, length='3ep'"),
+    ({"max_steps": 3}, "it is called length, length=3"),
+    ({"early_stopping": 3}, 'it is called hooks, hooks=["EarlyStopping"]'),
+    ({"resume_from_checkpoint": "last"}, "it is called resume, train(resume='last')"),
+    ({"devices": 1}, "processes are started by torchrun, by launch(), or by --num-gpus"),
     ({"val_data": 3}, "it is called test_data"),
     ({"precision": 16}, 'it is a key, config={"SOLVER.AMP.ENABLED": ...}'),
     ({"zzz": 3}, "Trainer() takes no argument 'zzz'. It takes: model, train_data, test_data, optimizer"),
@@ -381,6 +393,10 @@ PYTHON = [
     ({"train_data": 3}, "cannot be the dataset: it is of type int"),
     ({"train_data": [X, Y]}, "Trainer(train_data=...): a list is not a data set: pass a tuple of tensors (x, y)"),
     ({"train_data": {"x": np.zeros(3)}}, "a dict is not a data set: pass a tuple of tensors (x, y)"),
+    ({"train_data": (X, [0, 1])}, "expected tensors of the same length, got [(32, 8), (2,)]"),
+    ({"train_data": (X, ["cat", "dog"] * 16)}, "the labels are strings: number them"),
+    ({"train_data": DataLoader([X], 800, drop_last=True)}, "its drop_last drops a batch of fewer than batch_size=800"),
+    ({"test_data": (X, Y), "metrics": [lambda: 0.0]}, "takes two arguments, outputs and targets"),
     ({"train_data": (X, Y[:3])}, "expected tensors of the same length, got [(32, 8), (3,)]"),
     ({"hooks": {"EMA": {"decay": 0.9}}}, 'Trainer(hooks=...): expected a list such as ["EMA"] or [{"NAME": "EMA"'),
     ({"train_data": (np.zeros((4, 8), "f4"), np.array(["cat", "dog"] * 2))}, "the labels are strings: number them"),

@@ -34,8 +34,8 @@ def open_terminal(monkeypatch):
     """Opens a terminal that takes the output from then on."""
     with contextlib.ExitStack() as stack:
 
-        def open_one(columns=120):
-            terminal = stack.enter_context(Terminal(columns))
+        def open_one(columns=120, rows=40):
+            terminal = stack.enter_context(Terminal(columns, rows=rows))
             terminal.monkeypatch = monkeypatch
             terminal.take_output()
             return terminal
@@ -100,8 +100,9 @@ def test_a_long_evaluation_logs_its_batches_elsewhere(log, monkeypatch, total, e
 # ---------------------------------------------------------------------- what the bar shows
 
 
-def test_the_bar_shows_the_progress_and_stays_full_at_the_end(open_terminal):
-    terminal = open_terminal()
+@pytest.mark.parametrize("rows", [40, 0])  # 0: not known
+def test_the_bar_shows_the_progress_and_stays_full_at_the_end(rows, open_terminal):
+    terminal = open_terminal(rows=rows)
     train(
         shows(terminal, 0, r"^  0%\| +\| 0/10 \[\? left, \?it/s\]$"),
         shows(terminal, 7, r"^ 70%\|█+.? +\| 7/10 \[00:\d\d left, +[\d.]+it/s\]$"),
@@ -165,6 +166,12 @@ def test_the_bar_shows_whole_fields_that_fit_the_most_important_ones_first(open_
     fields = found[2].split(", ") if found[2] else []
     assert fields[:at_least] == FIELDS[:at_least]
     assert set(fields) <= set(FIELDS)
+
+
+def test_the_bar_shows_nothing_less_important_in_the_place_of_the_loss(open_terminal):
+    terminal = open_terminal(65)  # wide enough for the learning rate
+    train(PeriodicWriter([], 5), shows(terminal, 7, r"\b7/10"), trainer=Logs())
+    assert shown_bars(terminal)[-1].endswith("share_{of}_tokens 0.25]")
 
 
 # ---------------------------------------------------------------------- beside logs, errors and other bars
