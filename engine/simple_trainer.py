@@ -306,7 +306,9 @@ class SimpleTrainer(TrainerBase):
             if (iteration + 1) % self.gather_metric_period == 0:
                 if self._averaging_ranks > 1:
                     storage.over_ranks |= {prefix + name: "loss" for name in (*loss_dict, "total_loss")}
-                self.write_metrics(loss_dict, data_time, iteration, prefix, storage)
+                # One of a subclass has detectron2's parameters.
+                known = (storage,) if self.write_metrics is SimpleTrainer.write_metrics else ()
+                self.write_metrics(loss_dict, data_time, iteration, prefix, *known)
             else:
                 on_cpu = {name: loss.item() for name, loss in loss_dict.items() if loss.device.type == "cpu"}
                 check_finite(sum(on_cpu.values()), on_cpu, iteration)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from fnmatch import fnmatchcase
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 
 from ..config import ConfigError, suggest
-from ..config.errors import loading
+from ..config.errors import MismatchError, loading
 
 # ---------------------------------------------------------------------------- batches and sharded tensors
 
@@ -90,16 +91,29 @@ def samples_in(batch: Any, read: int | None = None) -> int | None:
         The stated number, or that of the loader. Otherwise the number in which all parts of the batch agree: the first
         dimension of each tensor and array, and the length of each list of samples, in any nesting of tuples, dicts and
         dataclasses. None if they do not agree, or there are none.
+
+    Raises:
+        MismatchError: ``num_samples`` is not an integer.
     """
     stated = batch.get("num_samples") if isinstance(batch, Mapping) else getattr(batch, "num_samples", None)
-    if isinstance(stated, int):
-        return stated
+    if stated is not None:
+        return _stated(stated)
     if read is None and batch is _in_hand[0]:
         read = _in_hand[1]
     if read is not None:
         return read
     found = set(_sizes(batch))
     return found.pop() if len(found) == 1 else None
+
+
+def _stated(number: Any) -> int:
+    scalar = number.item() if isinstance(number, torch.Tensor | np.ndarray) and not number.ndim else number
+    if isinstance(scalar, Integral) and not isinstance(scalar, bool):
+        return int(scalar)
+    raise MismatchError(
+        f"num_samples of a batch is its number of samples, one integer, not {number!r:.200}; if it is something else, "
+        "rename it"
+    )
 
 
 def length_of(data: Any) -> int | None:

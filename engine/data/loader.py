@@ -2,8 +2,9 @@
 
 import copy
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from functools import partial
 from itertools import chain, islice, repeat
 from operator import is_not
@@ -486,7 +487,12 @@ def split_batch(batch: Any, parts: int, read: int | None = None) -> Iterator[tup
         yield batch, size
         return
     for piece in cut(range(size), parts):
-        yield convert(batch, partial(_rows, slice(piece.start, piece.stop), size)), len(piece)
+        part = convert(batch, partial(_rows, slice(piece.start, piece.stop), size))
+        if isinstance(part, MutableMapping) and "num_samples" in part:  # it stated that of the whole batch
+            part["num_samples"] = len(piece)
+        elif hasattr(part, "num_samples") and is_dataclass(part):
+            object.__setattr__(part, "num_samples", len(piece))
+        yield part, len(piece)
 
 
 def _rows(rows: slice, size: int, part: Any) -> Any:

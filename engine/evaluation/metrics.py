@@ -22,7 +22,7 @@ from .. import comm
 from ..data.loader import move_to_device
 from ..modeling.adapters import entries_of, terms_of
 from ..modeling.build import build_loss
-from ..modeling.loss_terms import value_and_terms
+from ..modeling.loss_terms import Terms
 from ..modeling.zoo import classes_second
 
 __all__ = ["METRIC_REGISTRY", "Accuracy", "FunctionMetric", "Loss", "MeanMetric", "Metric", "Predictions", "collect"]
@@ -131,17 +131,21 @@ class Loss(MeanMetric):
         self._loss: Callable[[Any, Any], Any] | None = build_loss(cfg)
         self.of_model = self._loss is None
 
-    def add_losses(self, losses: Mapping[str, Any], samples: int | torch.Tensor) -> None:
+    def add_losses(self, losses: Mapping[str, Any], samples: int) -> None:
         """Add the losses of a batch that the model computed.
 
         Args:
-            losses: by name, and perhaps ``num_items``, the number of items that they are means of.
-            samples: the number of samples in the batch, or of terms, of which the losses are means otherwise.
+            losses: by name, and perhaps ``num_items``, the number of items that they are means of, or ``num_terms``,
+                which may be "sum".
+            samples: the number of samples in the batch, of which the losses are means otherwise.
         """
         losses = dict(losses)
-        count = losses.pop("num_items", samples)
+        terms = losses.pop("num_terms", samples)
+        count = losses.pop("num_items", terms)
         first, *others = losses.values()
         total = in_double(sum(others, start=first))
+        if isinstance(count, str):  # the losses are sums
+            return self.add(total, samples)
         items = torch.as_tensor(count, device=total.device)
         self.add(torch.where(items > 0, total * items, 0.0), items)
 
@@ -154,13 +158,9 @@ class Loss(MeanMetric):
         """
         assert self._loss is not None
         samples = len(target) if samples is None else samples
-        loss, terms = value_and_terms(self._loss, preds, target)
-        if not isinstance(loss, torch.Tensor):  # the mean and its number of items, or several terms
-            self.add_losses(terms_of(loss), samples)
-        elif terms == "sum":
-            self.add(loss, samples)
-        else:
-            self.add_losses({"loss": loss}, samples if terms is None else terms)
+        with Terms() as terms:
+            loss = self._loss(preds, target)
+        self.add_losses(terms.added_to(terms_of(loss), loss, self._loss), samples)
 
 
 class FunctionMetric:

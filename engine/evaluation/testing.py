@@ -17,6 +17,7 @@ from .. import comm
 from ..data.build import check_same_length
 from ..modeling import ModelAdapter, resolve_device
 from ..modeling.loss_module import warn_of_new_loss
+from ..modeling.loss_terms import Terms
 from .evaluator import (
     DatasetEvaluator,
     evaluates_for_trainer,
@@ -145,7 +146,9 @@ def predictor(
                 return evaluator.generated
         if not needs_losses:
             return adapter.predict(model, batch)
-        outputs, evaluator.losses = adapter.predict_with_losses(model, batch)
+        with Terms() as terms:
+            outputs, losses = adapter.predict_with_losses(model, batch)
+        evaluator.losses = terms.added_to(losses)
         return outputs
 
     return predict

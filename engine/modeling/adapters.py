@@ -13,7 +13,7 @@ from ...config import ConfigError
 from ...config.errors import MismatchError, suggest
 from ...config.signatures import Parameters, parameters_of
 from ...hooks.common import fields_of, has_shards, local_part, unwrap_model
-from .loss_terms import terms_ahead, value_and_terms
+from .loss_terms import Terms, terms_ahead
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +91,8 @@ class ModelAdapter:
             that the batch has.
 
     Attributes:
-        counts_terms: whether :meth:`losses` returns ``num_terms``, the number of terms that the value of ``loss`` is
-            the mean of, or "sum", if torch has computed it.
+        counts_terms: whether :meth:`losses` returns ``num_terms``, the number of terms that the loss is the mean of, or
+            "sum", if torch has computed it.
         on_count: is called before the model with that number, if the target alone tells it.
 
     Raises:
@@ -164,10 +164,15 @@ class ModelAdapter:
         if call is None or call.model is not model or call.form != _form(batch):
             call = self._training = self._call(model, batch, training=True)
         if self.on_count is not None and call.target is not None:
-            terms = terms_ahead(self.loss, _entry(batch, call.target))
-            if terms is not None:
-                self.on_count(local_part(terms))
-        output = self._run(call, batch)
+            count = terms_ahead(self.loss, _entry(batch, call.target))
+            if count is not None:
+                self.on_count(local_part(count))
+        terms = None
+        if self.counts_terms and call.target is None:
+            with Terms() as terms:
+                output = self._run(call, batch)
+        else:
+            output = self._run(call, batch)
         if call.target is not None:
             return self._terms(output, _entry(batch, call.target))
         if output is None and call.step is not None:
@@ -178,7 +183,7 @@ class ModelAdapter:
             call.checked = True
             if problem := _counts_twice(losses):
                 logger.warning("Losses: %s", problem)
-        return losses
+        return losses if terms is None else terms.added_to(losses)
 
     def _terms(self, output: Any, target: Any) -> dict[str, Any]:
         """Return the losses of an output of the model, by ``loss``."""
@@ -193,9 +198,9 @@ class ModelAdapter:
                 raise MismatchError(f"{self._loss_name} takes one tensor, the model returned {describe(output)}")
         if not self.counts_terms:
             return terms_of(self.loss(*args, **kwargs))
-        value, terms = value_and_terms(self.loss, *args, **kwargs)
-        losses = terms_of(value)
-        return losses if terms is None else {**losses, "num_terms": local_part(terms)}
+        with Terms() as terms:
+            value = self.loss(*args, **kwargs)
+        return terms.added_to(terms_of(value), value, self.loss)
 
     def prepare(self, model: nn.Module, batch: Any) -> None:
         """Decide how to call the model with batches like this one, before a step that is compiled or captured.

@@ -1,7 +1,7 @@
 """How many terms a loss of torch is the mean of."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -10,20 +10,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["count_of_mean", "terms_ahead", "value_and_terms"]
+from ...hooks.common import local_part
 
+__all__ = ["Terms", "count_of_mean", "terms_ahead"]
 
-def value_and_terms(loss: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-    """Call a loss, and return its value and the number of terms that this is the mean of.
-
-    The number is known for a value that a function of ``torch.nn.functional`` has returned, in the loss or in whatever
-    it calls. It is a scalar tensor; "sum" if the value is a sum; None if it is not known, so that the value counts as
-    the mean over samples.
-    """
-    with _Terms() as terms:
-        value = loss(*args, **kwargs)
-    known = next((count for result, count in terms.noted if result is value), None)
-    return value, "sum" if known is None and getattr(loss, "reduction", "") == "sum" else known
+# Methods and functions that leave a loss the mean of the same terms, if its other arguments are not tensors.
+_KEEP_TERMS = frozenset({"mul", "div", "neg", "float", "to"})
 
 
 def terms_ahead(loss: Any, target: Any) -> Any:
@@ -33,21 +25,51 @@ def terms_ahead(loss: Any, target: Any) -> Any:
     return count_of_mean(F.cross_entropy, {"target": target, "weight": loss.weight, "ignore_index": loss.ignore_index})
 
 
-class _Terms(TorchFunctionMode):
-    """Notes of each loss of ``torch.nn.functional`` that is computed what it returned, and of how many terms.
+class Terms(TorchFunctionMode):
+    """Within it, each loss of ``torch.nn.functional`` is noted, with the number of terms that it is the mean of.
 
     A mean over labels is computed such that it is 0, not NaN, without any that counts.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.noted: list[tuple[torch.Tensor, torch.Tensor | str]] = []
+        self._noted: list[tuple[torch.Tensor, torch.Tensor | str]] = []
+
+    def added_to(self, losses: dict[str, Any], value: Any = None, function: Any = None) -> dict[str, Any]:
+        """Return losses with ``num_terms``, the number of terms that they are the mean of, if it is known.
+
+        It is a scalar tensor, or "sum" for a sum. It is not known if there are several losses, or if no function of
+        torch returned the only one (perhaps times a Python number), or one in a graph of ``torch.compile`` did.
+
+        Args:
+            losses: by name.
+            value: what ``function`` returned, if the losses were read from it: a tensor, or losses by name.
+            function: a loss whose attribute ``reduction`` may be "sum".
+        """
+        value = losses if value is None else value
+        if isinstance(value, Mapping):
+            value = next(iter(value.values())) if len(value) == 1 else None
+        count = self._count_of(value)
+        if count is None and getattr(function, "reduction", "") == "sum":
+            count = "sum"
+        return losses if count is None else {**losses, "num_terms": local_part(count)}
+
+    def _count_of(self, value: Any) -> Any:
+        return next((count for result, count in self._noted if result is value), None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.compiler.is_compiling():  # notes would break the graph
+            return func(*args, **kwargs)
         settings = _settings(func)
         if settings is None:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if self._noted and getattr(func, "__name__", "") in _KEEP_TERMS:
+                tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+                count = self._count_of(tensors[0]) if len(tensors) == 1 else None
+                if count is not None and count != "sum":  # the number may be that of its terms
+                    self._noted.append((result, count))
+            return result
         given = settings.bind(*args, **kwargs)
         given.apply_defaults()
         wanted = given.arguments
@@ -55,16 +77,18 @@ class _Terms(TorchFunctionMode):
             wanted["reduction"] = nn._reduction.legacy_get_string(wanted["size_average"], wanted["reduce"], False)
             wanted["size_average"] = wanted["reduce"] = None
         count = count_of_mean(func, wanted) if wanted["reduction"] == "mean" else None
-        if count is not None and "ignore_index" in wanted:
+        # Not in a checkpointed part, which is computed once more without this mode, and has to save the same tensors.
+        checkpointed = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        if count is not None and "ignore_index" in wanted and not checkpointed:
             wanted["reduction"] = "sum"
             total = func(*given.args, **given.kwargs)
             result = total / torch.where(count > 0, count, 1).to(total.dtype)
         else:
             result = func(*given.args, **given.kwargs)
         if wanted["reduction"] == "sum" and count is None:
-            self.noted.append((result, "sum"))
+            self._noted.append((result, "sum"))
         elif count is not None:
-            self.noted.append((result, count))
+            self._noted.append((result, count))
         return result
 
 

@@ -57,8 +57,8 @@ class LossWeights:
     """Weights the losses of one step so that its gradient is that of the loss over the global batch.
 
     A model's losses are means over the samples it receives, or over items (such as tokens) if it returns ``num_items``;
-    those of torch over the terms that they count. A micro-batch on a rank therefore counts by its number of samples,
-    items or terms, divided by the mean number per rank. A loss that is a sum is added up. The logged losses are
+    one of torch over the terms that it counts. A micro-batch on a rank therefore counts by its number of samples, items
+    or terms, divided by the mean number per rank. A loss that is a sum is added up. The logged losses are
     weighted too: their mean over ranks is the loss of the global batch.
 
     Args:

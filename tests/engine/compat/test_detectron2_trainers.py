@@ -445,6 +445,19 @@ def test_methods_of_early_versions_are_called():
     assert trainer.storage.history("boxes").latest() == 3
 
 
+class OwnWrite(SimpleTrainer):
+    @staticmethod
+    def write_metrics(loss_dict, data_time, cur_iter=None, prefix=""):
+        get_event_storage().put_scalar(prefix + "own", sum(loss_dict.values()), cur_iter=cur_iter)
+
+
+def test_a_write_metrics_of_ones_own_is_called_as_in_detectron2():
+    model = Net()
+    trainer = OwnWrite(model, batches(), torch.optim.SGD(model.parameters(), 0.1))
+    trainer.train(0, 3)
+    assert [iteration for _, iteration in trainer.storage.history("own").values()] == [0, 1, 2]
+
+
 class Tolerant(SimpleTrainer):
     seen = ()
 

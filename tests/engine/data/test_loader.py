@@ -105,6 +105,8 @@ IMAGES = [torch.zeros(3, 5, 6), torch.zeros(3, 6, 5)]
         ([{"x": x(4)}, torch.zeros(4)], 4),
         ([x(4), torch.arange(4)], 4),  # fields, as torch collates tuples
         ({"image": IMAGES, "num_samples": 2}, 2),
+        ({"image": x(5), "num_samples": np.int64(2)}, 2),
+        ({"image": x(5), "num_samples": torch.tensor(2)}, 2),
         (SimpleNamespace(nodes=x(7), num_samples=3), 3),
     ],
 )
@@ -127,6 +129,17 @@ def test_the_size_of_a_batch_is_stated_or_the_one_in_which_all_its_parts_agree(b
 def test_a_batch_whose_size_nobody_knows_is_an_error(batch):
     with pytest.raises(MismatchError, match="num_samples"):
         batch_size_of(batch)
+
+
+@pytest.mark.parametrize("stated", [2.0, x(5), "2"])
+def test_a_stated_number_that_is_no_integer_is_an_error(stated):
+    with pytest.raises(MismatchError, match="num_samples of a batch is its number of samples, one integer"):
+        batch_size_of({"image": x(5), "num_samples": stated})
+
+
+def test_a_part_states_its_own_number():
+    parts = split_batch({"x": x(5), "num_samples": torch.tensor(5)}, 2)
+    assert [(batch_size_of(part), number) for part, number in parts] == [(2, 2), (3, 3)]
 
 
 @pytest.mark.parametrize(("size", "parts"), [(7, 3), (3, 1), (2, 2), (2, 4)])

@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from hookline.config import get_cfg
 from hookline.engine import SimpleTrainer
-from hookline.engine.evaluation import Loss
+from hookline.engine.evaluation import Loss, MetricsEvaluator
+from hookline.engine.evaluation.testing import predictor
 from hookline.engine.modeling import ModelAdapter
-from hookline.engine.modeling.loss_terms import terms_ahead, value_and_terms
+from hookline.engine.modeling.loss_terms import Terms, terms_ahead
 from hookline.engine.modeling.zoo import CrossEntropyLoss
 
 WEIGHT = torch.tensor([1.0, 9.0, 0.0])
@@ -44,6 +46,9 @@ LOSSES = {
     "function": (F.cross_entropy, LABELS),
     "partial": (partial(F.cross_entropy, weight=WEIGHT, ignore_index=2), LABELS.clamp(min=0)),
     "reshaped": (Flat(WEIGHT), LABELS),
+    "by name": (lambda out, y: {"loss": F.cross_entropy(out, y)}, LABELS),
+    "times numbers": (lambda out, y: 2 * F.cross_entropy(out, y) * 0.5 / 3, LABELS),
+    "sum over a number": (lambda out, y: F.mse_loss(out, y, reduction="sum") / y.numel(), NUMBERS),
     "own": (Focal(WEIGHT), LABELS),
     "sum": (nn.CrossEntropyLoss(reduction="sum"), LABELS),
     "sum of a function": (lambda out, y: F.mse_loss(out, y, reduction="sum"), NUMBERS),
@@ -51,13 +56,29 @@ LOSSES = {
     "batchmean": (lambda out, y: nn.KLDivLoss(reduction="batchmean")(out.log_softmax(1), y), NUMBERS.softmax(1)),
     "squared": (nn.MSELoss(), NUMBERS),
 }
+SUMS = ("sum", "sum of a function")
 
 
-def weights_after_a_step(loss, target, batches, parts):
+class OwnLoss(nn.Linear):
+    """A model that computes its loss, as those of transformers do."""
+
+    def __init__(self, loss):
+        super().__init__(4, 3)
+        self.loss = loss
+
+    def forward(self, x, labels):
+        scores = super().forward(x)
+        loss = self.loss(scores, labels)
+        return {**(loss if isinstance(loss, dict) else {"loss": loss}), "logits": scores}
+
+
+def weights_after_a_step(loss, target, batches, parts, make=nn.Linear):
     torch.manual_seed(0)
-    model = nn.Linear(4, 3)
+    own = make is OwnLoss
+    model = OwnLoss(loss) if own else nn.Linear(4, 3)
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
-    trainer = SimpleTrainer(model, batches(target), sgd, adapter=ModelAdapter(loss), accumulation_steps=parts)
+    adapter = ModelAdapter() if own else ModelAdapter(loss)
+    trainer = SimpleTrainer(model, batches(target), sgd, adapter=adapter, accumulation_steps=parts)
     trainer.train(0, 1)
     return model.weight.detach(), trainer.storage.latest()
 
@@ -67,12 +88,13 @@ def whole(target):
     return [(torch.randn(10, 4), target)]
 
 
+@pytest.mark.parametrize("make", [nn.Linear, OwnLoss])
 @pytest.mark.parametrize("name", LOSSES)
-def test_micro_batches_have_the_gradient_and_loss_of_the_batch(name):
+def test_micro_batches_have_the_gradient_and_loss_of_the_batch(name, make):
     loss, target = LOSSES[name]
-    expected, storage = weights_after_a_step(loss, target, whole, 1)
+    expected, storage = weights_after_a_step(loss, target, whole, 1, make)
     for parts in (2, 3, 10):
-        found, cut = weights_after_a_step(loss, target, whole, parts)
+        found, cut = weights_after_a_step(loss, target, whole, parts, make)
         torch.testing.assert_close(found, expected)
         assert cut["total_loss"][0] == pytest.approx(storage["total_loss"][0], rel=1e-5)
         assert "num_items" not in cut
@@ -81,12 +103,32 @@ def test_micro_batches_have_the_gradient_and_loss_of_the_batch(name):
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_metric_is_the_loss_of_the_whole_set(name):
     loss, target = LOSSES[name]
-    metric, scores = Loss(get_cfg()), torch.randn(10, 3, generator=torch.Generator().manual_seed(2))
+    metric, own_metric, x = Loss(get_cfg()), Loss(get_cfg()), torch.randn(10, 4)
     metric._loss = loss
+    model, evaluator = OwnLoss(loss), MetricsEvaluator("test", {"loss": own_metric})
+    predict = predictor(ModelAdapter(), evaluator)
     for rows in (slice(0, 3), slice(3, 5), slice(5, 10)):
-        metric.update(scores[rows], target[rows])
-    expected = loss(scores, target).item() / (10 if name.startswith("sum") else 1)
+        batch = x[rows], target[rows]
+        scores = predict(model, batch)["logits"].detach()
+        evaluator.process(batch, scores)
+        metric.update(scores, target[rows])
+    expected = model(x, target)["loss"].item() / (10 if name in SUMS else 1)
     assert metric.compute() == pytest.approx(expected, rel=1e-5)
+    assert own_metric.compute() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_checkpointed_part_of_a_model_may_compute_its_loss():
+    def loss(scores, labels):
+        return checkpoint(F.cross_entropy, scores, labels, use_reentrant=False)
+
+    expected, _ = weights_after_a_step(F.cross_entropy, LABELS, whole, 1)
+    torch.testing.assert_close(weights_after_a_step(loss, LABELS, whole, 10, OwnLoss)[0], expected)
+
+
+def test_a_compiled_model_stays_one_graph():
+    model = torch.compile(OwnLoss(F.cross_entropy), backend="eager", fullgraph=True)
+    with Terms():
+        model(torch.randn(10, 4), LABELS)
 
 
 def test_the_terms_of_labels_are_known_before_the_model_has_computed():
@@ -95,4 +137,6 @@ def test_the_terms_of_labels_are_known_before_the_model_has_computed():
     assert ahead.keys() == {"weight", "smoothing", "ignored", "probabilities", "nll"}
     for name, count in ahead.items():
         loss, target = losses[name]
-        assert count == value_and_terms(loss, NUMBERS, target)[1], name
+        with Terms() as terms:
+            value = {"loss": loss(NUMBERS, target)}
+        assert count == terms.added_to(value)["num_terms"], name
