@@ -161,6 +161,7 @@ def apply_changes(trainer: Any, saved: Mapping[str, Any]) -> None:
         saved: the "run" entry of the checkpoint.
     """
     _count_epochs(trainer, saved)
+    _keep_length(trainer, saved)
     former, present = CfgNode.load_cfg(saved["config"]), CfgNode.load_cfg(trainer._record["config"])
     changes = changes_since(former, present)
     for key, (before, now) in changes.items():
@@ -191,6 +192,15 @@ def _count_epochs(trainer: Any, saved: Mapping[str, Any]) -> None:
         cfg = resolve_lengths(trainer.given, trainer._resolved_epoch, trainer._epoch_offset)
         trainer.max_iter = cfg.SOLVER.MAX_ITER
         apply_lengths(trainer, cfg)
+
+
+def _keep_length(trainer: Any, saved: Mapping[str, Any]) -> None:
+    """Use the ``max_iter`` that was set while the run trained, unless MAX_ITER or the trainer's own has changed."""
+    given, max_iter = saved.get("length", (None, None))
+    if given == trainer.given.SOLVER.MAX_ITER and trainer.max_iter == trainer._resolved.SOLVER.MAX_ITER != max_iter:
+        logger.info("Resuming with max_iter = %d, which was set during training", max_iter)
+        trainer.max_iter = max_iter
+        apply_max_iter(trainer)
 
 
 def weights_keys(cfg: Any) -> dict[str, Any]:

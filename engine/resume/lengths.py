@@ -159,6 +159,7 @@ def apply_max_iter(trainer: Any) -> None:
     """Put a new ``max_iter`` into the config, the schedule and the writers of a DefaultTrainer."""
     given = trainer.given.thawed()
     given.SOLVER.MAX_ITER = max(1, trainer.max_iter)
+    trainer._record["length"] = trainer.given.SOLVER.MAX_ITER, given.SOLVER.MAX_ITER
     apply_lengths(trainer, resolve_lengths(given, trainer._resolved_epoch, trainer._epoch_offset))
 
 
@@ -208,7 +209,9 @@ def check_kept_schedules(trainer: Any, before: CfgNode, now: CfgNode) -> None:
         return
     changed = [key for key in ("BASE_LR", "LR_SCHEDULER_ARGS", "OPTIMIZERS") if before.get(key) != now[key]]
     former = before.MAX_ITER
-    if trainer.max_iter > former:
+    if "LR_SCHEDULER_ARGS" in changed and former != now.MAX_ITER:  # the argument may be "end"
+        changed.append("MAX_ITER")
+    elif trainer.max_iter > former:
         lengths = {former, math.ceil(former / (trainer._resolved_epoch or 1))}
         names = ("T_max", "total_steps", "total_iters", "t_initial")
         count = math.ceil(former / (trainer._resolved_epoch or 1)) if now.LR_SCHEDULER_INTERVAL == "epoch" else former

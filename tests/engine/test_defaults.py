@@ -286,7 +286,7 @@ def linear(optimizer, num_steps):
 def test_a_run_with_a_schedule_function_that_was_made_for_its_length_is_not_extended(make, args, when):
     own = ["SOLVER.LR_SCHEDULER_NAME", f"{__name__}:linear", "SOLVER.LR_SCHEDULER_ARGS", args, "SOLVER.WARMUP_ITERS", 0]
     _, extend = extended(make, own, when)
-    with pytest.raises(ConfigError, match="LambdaLR cannot follow"):
+    with pytest.raises(ConfigError, match=r"SOLVER\.MAX_ITER: LambdaLR cannot follow"):
         extend()
 
 

@@ -281,3 +281,18 @@ def test_text_where_a_checkpoint_has_numbers_is_an_error_with_words(make, tmp_pa
     torch.save(content, tmp_path / "model_final.pth")
     with pytest.raises(ConfigError, match=r"in the checkpoint|the checkpoint is damaged|'text'|model_final"):
         make(*options, "SOLVER.MAX_ITER", 6, resume=True).train()
+
+
+@pytest.mark.parametrize(("changes", "iteration"), [([], 24), (["SOLVER.MAX_ITER", 20], 20)])
+def test_a_length_that_a_hook_set_is_kept_at_a_resume_unless_the_config_changes_it(make, changes, iteration):
+    def run(*changes, resume, stop):
+        trainer = make("SOLVER.MAX_ITER", 16, *LINEAR, *changes, resume=resume)
+        lengthen = CallbackHook(before_step=lambda t: setattr(t, "max_iter", 24) if t.iter == 10 else None)
+        trainer.register_hooks([lengthen])
+        return stop_at(trainer, stop), trainer.optimizer.param_groups[0]["lr"], trainer.cfg.SOLVER.MAX_ITER
+
+    run(resume=False, stop=13)
+    run(resume=True, stop=14)
+    result, rate, length = run(*changes, resume=True, stop=-1)
+    assert (result.reason, result.iteration, length) == ("completed", iteration, iteration)
+    assert rate == pytest.approx(0.0, abs=0.06)
