@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -122,6 +123,9 @@ class LossModule:
         if problem:
             logger.warning("The loss keeps its state, the checkpoint's does not fit: %s", problem)
         else:
+            buffers = {name: one for name, one in self.module.named_buffers() if name in saved}
+            if changed := [name for name, one in buffers.items() if not torch.equal(one.cpu(), saved[name].cpu())]:
+                logger.info("The loss's buffers get the checkpoint's values: %s", ", ".join(changed))
             self.module.load_state_dict({**own, **saved})
 
     def load_from(self, content: Mapping[str, Any], strict: bool = True) -> None:
@@ -173,17 +177,20 @@ def _described(shape: Any) -> str:
 def attached_to(model: nn.Module, loss: Callable[..., Any] | None) -> Iterator[None]:
     """Make a loss with state the model's submodule ``loss`` within the block, where an optimizer finds its parameters.
 
-    Raises:
-        ConfigError: the model has a submodule of that name.
+    It is ``loss_`` if the model's own ``loss`` has parameters or buffers.
     """
     own = _own(loss, model)
     if own is None:
         yield
         return
-    if "loss" in model._modules:
-        raise ConfigError("MODEL.LOSS has parameters or buffers, and the model has a submodule 'loss': rename that")
-    model._modules["loss"] = own.module
+    name, others = "loss", dict(model._modules)
+    while (other := others.get(name)) is not None and any(True for _ in chain(other.parameters(), other.buffers())):
+        name += "_"
+    model._modules[name] = own.module
     try:
         yield
     finally:
-        del model._modules["loss"]
+        if name in others:
+            model._modules[name] = others[name]  # in its place
+        else:
+            del model._modules[name]

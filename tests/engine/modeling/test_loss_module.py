@@ -114,3 +114,31 @@ def test_an_evaluation_without_the_trainer_says_that_its_loss_is_new(tmp_path, l
     trainer = make(tmp_path, Learned, test_data=DATA, metrics=["Loss"])
     DefaultTrainer.test(trainer.cfg, trainer.model)
     assert "those of this evaluation are new" in log.text
+
+
+class WithLoss(nn.Linear):
+    """A model with a submodule ``loss`` of its own."""
+
+    def __init__(self, loss):
+        super().__init__(4, 3)
+        self.loss, self.last = loss, nn.Identity()
+
+
+@pytest.mark.parametrize(("own", "name"), [(nn.CrossEntropyLoss(), "loss.t"), (Learned(), "loss_.t")])
+def test_a_model_may_have_a_submodule_loss_of_its_own(own, name, tmp_path):
+    rules = {"SOLVER.PARAM_GROUPS": [{"PARAMS": name, "LR_FACTOR": 0.1}]}
+    trainer = make(tmp_path, Learned, model=lambda: WithLoss(own), config=rules, length=2)
+    trainer.train()
+    assert trainer.loss_module.module.t != 0
+    assert list(trainer.model._modules.items()) == [("loss", own), ("last", trainer.model.last)]
+
+
+def test_a_resume_says_which_buffers_of_a_loss_are_not_the_scripts(tmp_path, log):
+    def weighted(value):
+        loss = Learned()
+        loss.register_buffer("weights", torch.full((3,), value))
+        return loss
+
+    make(tmp_path, weighted(1.0), length=2).train()
+    make(tmp_path, weighted(2.0), length=4).train(resume=True)
+    assert "The loss's buffers get the checkpoint's values: mean, weights" in log.text
