@@ -52,7 +52,8 @@ class DataLoaderIter:
         return self if trainer is None else trainer._batches
 
     def __set__(self, trainer: Any, batches: Iterator[Any]) -> None:
-        trainer._batches = EpochIterator(batches, None, weakref.proxy(trainer))
+        before = vars(trainer).get("_batches")  # of the trainer itself: this one may be its temporary ``_trainer``
+        trainer._batches = EpochIterator(batches, None, weakref.proxy(trainer) if before is None else before.listener)
         trainer._follow_indices()
 
 

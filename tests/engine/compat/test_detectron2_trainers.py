@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 import torch
+from small_runs import mlp_config
 from torch import nn
 
 from hookline.config import get_cfg
@@ -548,3 +549,10 @@ def test_a_test_set_without_an_evaluator_is_skipped_with_a_warning(make, log):
     assert Trainer.test(trainer.cfg, trainer.model) == {}
     assert "val is not evaluated: build_evaluator() raises NotImplementedError" in log.messages
     trainer.train()
+
+
+def test_an_iterator_that_ends_is_a_clear_error_also_if_it_was_set_on_the_inner_trainer(tmp_path):
+    trainer = DefaultTrainer(mlp_config(tmp_path))
+    trainer._trainer._data_loader_iter = iter([next(iter(trainer.data_loader))] * 2)
+    with pytest.raises(RuntimeError, match="can be read only once"):
+        trainer.train()
