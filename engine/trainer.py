@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never
 
 from ..config import CfgNode, ConfigError, name_of
 from ..config.components import errors_at
+from ..hooks.common import rng_of_training
 from . import comm
 from .data.build import check_same_length
 from .data.loader import move_to_device
@@ -163,7 +164,7 @@ class Trainer(DefaultTrainer):
                 raise ConfigError("evaluate(): this trainer has no test_data; pass the data")
             return super().evaluate(max_batches)
         cfg = self._config_of(data)
-        with scratch_storage(self.iter):
+        with scratch_storage(self.iter), rng_of_training():
             try:
                 self.emit("before_eval")
                 with evaluation_context(self.emit, max_batches):
@@ -207,7 +208,7 @@ class Trainer(DefaultTrainer):
         if metrics and stream:
             raise ConfigError("predict(): metrics are those of all samples; leave out stream=True")
         self._load_weights()
-        with own_loss(self, self.cfg if data is None else self._config_of(data)) as cfg:
+        with rng_of_training(), own_loss(self, self.cfg if data is None else self._config_of(data)) as cfg:
             return self._predict(cfg, targets, metrics, stream, ignore_keys, generate, pad_value)
 
     def _predict(

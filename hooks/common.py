@@ -6,7 +6,7 @@ Sharded tensors are torch's DTensor; ``torch.distributed.tensor`` is imported on
 import copy
 import inspect
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from fnmatch import fnmatchcase
@@ -395,14 +395,45 @@ def check_numbers(saved: Any, own: Any, where: str) -> None:
         raise ConfigError(f"{where} is {repr(saved)[:100]}, and a {type(own).__name__} is needed")
 
 
+_KEPT: list[dict[str, Any]] = []  # the states of the open rng_of_training()s
+
+
 @contextmanager
 def rng_of_training() -> Iterator[None]:
     """Restore all generators, GPUs' too, at the end of an evaluation: what it draws does not change training."""
     state = capture_rng()
+    _KEPT.append(state)
     try:
         yield
     finally:
+        _KEPT.pop()
         restore_rng(state)
+
+
+def capture_rng_of_training() -> dict[str, Any]:
+    """As :func:`capture_rng`; within an evaluation, the state that training continues with."""
+    return _KEPT[0] if _KEPT else capture_rng()
+
+
+def with_own_rng(items: Generator[Any, None, None]) -> Iterator[Any]:
+    """Yield a generator's items, as if it drew from generators of random numbers of its own, at first copies."""
+    own = None
+    try:
+        while True:
+            with rng_of_training():
+                if own is not None:
+                    restore_rng(own)
+                item = next(items, _END)
+                own = capture_rng()
+            if item is _END:
+                return
+            yield item
+    finally:
+        with rng_of_training():
+            items.close()
+
+
+_END: Any = object()
 
 
 @contextmanager

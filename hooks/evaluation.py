@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 class EvalHook(HookBase):
     """Evaluates every ``eval_period``, on request, and after the last iteration.
 
-    What an evaluation draws from random generators does not change training: they are restored.
+    What an evaluation and its events draw from random generators does not change training: they are restored.
 
     Puts the results into the storage, not smoothed, under names such as ``"digits_test/accuracy"``. Emits
     ``before_eval``, ``on_eval_end`` and ``after_eval(results)``. Does not evaluate at the end of a run that failed or
@@ -62,12 +62,13 @@ class EvalHook(HookBase):
         self._every.start()
         self._evaluated_at = -1
 
+    @rng_of_training()
     def _do_eval(self) -> None:
         trainer = self.trainer
         self._evaluated_at = trainer.iter
         start = time.perf_counter()
         trainer.prepare_for("eval")  # before wrong weights become the best
-        with rng_of_training(), optimizer_in_eval_mode(getattr(trainer, "optimizer", None)):
+        with optimizer_in_eval_mode(getattr(trainer, "optimizer", None)):
             try:
                 trainer.emit("before_eval")
                 results = self._func()

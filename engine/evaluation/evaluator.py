@@ -1,7 +1,7 @@
 """Run a model over a data set and evaluate its outputs."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, islice, repeat
 from typing import Any
@@ -255,7 +255,7 @@ def outputs_of(
 
 def predictions(
     trainer: Any, data_loader: Iterable[Any], with_batches: bool, predict: Callable[[Any, Any], Any]
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """Yield a trainer's predictions, and emit the events around them; see :meth:`SimpleTrainer.predict`.
 
     ``on_predict_end`` comes after the last output, or when the iterator is closed or fails; ``after_predict`` only

@@ -43,6 +43,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
+@rng_of_training()
 def evaluate_test_sets(
     cfg: CfgNode,
     model: nn.Module,

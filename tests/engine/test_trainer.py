@@ -78,6 +78,40 @@ def test_it_trains_evaluates_and_predicts(make, tmp_path):
     assert make(length=1, folder="b").evaluate(points(8))["test"]["loss"] == pytest.approx(1.1, abs=0.3)
 
 
+class Evaluates(HookBase):
+    """Evaluates and predicts in each step, in other ways than EvalHook; an iterator stays open over the steps."""
+
+    def before_train(self):
+        self.loader = DataLoader(TensorDataset(X, Y), batch_size=4)  # draws a seed
+        self.open = self.trainer.predict(points(48), stream=True)
+        self.states = {}
+
+    def after_step(self):
+        trainer = self.trainer
+        self.states[trainer.iter] = torch.get_rng_state()
+        next(self.open)
+        trainer.evaluate(self.loader)
+        trainer.predict(self.loader)
+        DefaultTrainer.test(trainer.cfg, trainer.model)
+        trainer.evaluate()
+
+    def after_eval(self, results):
+        torch.rand(1)
+
+    before_eval = after_eval_step = lambda self, *_: torch.rand(1)
+
+
+def test_evaluations_in_hooks_do_not_change_training_or_checkpoints(make, tmp_path):
+    options = {"test": points(10, 1), "monitor": "test/loss"}
+    quiet = make(**options)
+    quiet.train()
+    trainer = make(**options, folder="evaluated", hooks=[hook := Evaluates()])
+    trainer.train()
+    assert torch.equal(weights(quiet), weights(trainer))
+    saved = torch.load(tmp_path / "evaluated" / "model_best.pth")["trainer"]
+    assert torch.equal(saved["rng"]["torch"], hook.states[min(saved["iteration"], 5)])
+
+
 def test_it_trains_as_a_config_does(make, tmp_path):
     names = {
         **{"MODEL.NAME": "MLP", "MODEL.ARGS": {"in_features": 8, "num_classes": 4}},

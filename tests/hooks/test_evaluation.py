@@ -113,6 +113,7 @@ def test_what_an_evaluation_draws_does_not_change_training():
         np.random.seed(0)
         torch.manual_seed(0)
         seen[period] = []
-        note = CallbackHook(before_eval=draw, after_step=lambda t, into=seen[period]: into.append(draw()))
+        note = CallbackHook(before_eval=draw, after_eval=draw)
+        note.after_step = lambda into=seen[period]: into.append(draw())
         evaluations(period, note, EvalHook(period, lambda: {"drawn": draw()[0]}, main=False), end=6)
     assert seen[0] == seen[2]
