@@ -363,13 +363,17 @@ def capture_rng() -> dict[str, Any]:
 def restore_rng(state: dict[str, Any]) -> None:
     """Set the generators to what :func:`capture_rng` returned."""
     with loading("the state of the random generators in the checkpoint"):
-        version, internal, gauss_next = state["python"]
-        random.setstate((version, tuple(internal), gauss_next))
-        name, keys, position, has_gauss, gauss = state["numpy"]
-        np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
-        torch.set_rng_state(state["torch"])
-        if "cuda" in state and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(state["cuda"])
+        _restore(state)
+
+
+def _restore(state: dict[str, Any]) -> None:
+    version, internal, gauss_next = state["python"]
+    random.setstate((version, tuple(internal), gauss_next))
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def check_numbers(saved: Any, own: Any, where: str) -> None:
@@ -407,7 +411,7 @@ def rng_of_training() -> Iterator[None]:
         yield
     finally:
         _KEPT.pop()
-        restore_rng(state)
+        _restore(state)
 
 
 def capture_rng_of_training() -> dict[str, Any]:
@@ -422,7 +426,7 @@ def with_own_rng(items: Generator[Any, None, None]) -> Iterator[Any]:
         while True:
             with rng_of_training():
                 if own is not None:
-                    restore_rng(own)
+                    _restore(own)
                 item = next(items, _END)
                 own = capture_rng()
             if item is _END:
