@@ -10,15 +10,7 @@ import torch
 from torch import nn
 
 from ..config.errors import loading
-from ..hooks.common import (
-    capture_rng_of_training,
-    optimizers_of,
-    refuse_closure,
-    restore_rng,
-    set_optimizer_mode,
-    sized,
-    with_own_rng,
-)
+from ..hooks.common import capture_rng, optimizers_of, refuse_closure, restore_rng, set_optimizer_mode, sized
 from ..hooks.event_storage import EventStorage, get_event_storage
 from . import comm
 from .checkpoint import unwrap_model
@@ -442,7 +434,7 @@ class SimpleTrainer(TrainerBase):
             predict: called with model and batch. Default: the adapter's ``predict``.
         """
         self._move_modules()
-        return with_own_rng(predictions(self, data_loader, with_batches, predict or self.adapter.predict))
+        return predictions(self, data_loader, with_batches, predict or self.adapter.predict)
 
     # ------------------------------------------------------------------ checks and state
 
@@ -494,7 +486,7 @@ class SimpleTrainer(TrainerBase):
         if what == "save" and self.ranks_in_sync:
             self.strategy.before_save(self.model, self.optimizer)
             own = self._batches.differs_by_rank and comm.is_first_of_data_rank()
-            ranks = comm.all_gather((capture_rng_of_training(), self._batches.state_dict() if own else None))
+            ranks = comm.all_gather((capture_rng(of_training=True), self._batches.state_dict() if own else None))
             self._of_ranks = self.finished_iter, [rng for rng, _ in ranks], [one for _, one in ranks if one is not None]
 
     def state_dict(self) -> dict[str, Any]:
@@ -514,7 +506,7 @@ class SimpleTrainer(TrainerBase):
         if self.loss_module is not None:
             state["loss"] = self.loss_module.state_dict()
         state["data"] = self._batches.state_dict()
-        state["rng"] = capture_rng_of_training()
+        state["rng"] = capture_rng(of_training=True)
         if self._of_ranks[0] == self.finished_iter:
             _, state["rng_of_ranks"], data = self._of_ranks
             if data:

@@ -346,8 +346,17 @@ def start_momentum(optimizer: Any) -> None:
 # ---------------------------------------------------------------------------- global random number generators
 
 
-def capture_rng() -> dict[str, Any]:
-    """Return the state of Python's, NumPy's, torch's and each GPU's generator, loadable with ``weights_only=True``."""
+_KEPT: list[dict[str, Any]] = []  # the states of the open rng_of_training()s
+
+
+def capture_rng(of_training: bool = False) -> dict[str, Any]:
+    """Return the state of Python's, NumPy's, torch's and each GPU's generator, loadable with ``weights_only=True``.
+
+    Args:
+        of_training: within an evaluation, return the state that training continues with.
+    """
+    if of_training and _KEPT:
+        return _KEPT[0]
     legacy: Any = np.random.get_state(legacy=True)
     name, keys, position, has_gauss, gauss = legacy
     state: dict[str, Any] = {
@@ -399,9 +408,6 @@ def check_numbers(saved: Any, own: Any, where: str) -> None:
         raise ConfigError(f"{where} is {repr(saved)[:100]}, and a {type(own).__name__} is needed")
 
 
-_KEPT: list[dict[str, Any]] = []  # the states of the open rng_of_training()s
-
-
 @contextmanager
 def rng_of_training() -> Iterator[None]:
     """Restore all generators, GPUs' too, at the end of an evaluation: what it draws does not change training."""
@@ -412,11 +418,6 @@ def rng_of_training() -> Iterator[None]:
     finally:
         _KEPT.pop()
         _restore(state)
-
-
-def capture_rng_of_training() -> dict[str, Any]:
-    """As :func:`capture_rng`; within an evaluation, the state that training continues with."""
-    return _KEPT[0] if _KEPT else capture_rng()
 
 
 def with_own_rng(items: Generator[Any, None, None]) -> Iterator[Any]:

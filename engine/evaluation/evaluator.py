@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from ...config import CfgNode, ConfigError
 from ...config.errors import MismatchError
-from ...hooks.common import has_shards, optimizer_in_eval_mode, sized, unwrap_model
+from ...hooks.common import has_shards, optimizer_in_eval_mode, sized, unwrap_model, with_own_rng
 from ...hooks.event_storage import EventStorage, has_event_storage
 from ...hooks.writers.bars import with_progress
 from .. import comm
@@ -255,12 +255,18 @@ def outputs_of(
 
 def predictions(
     trainer: Any, data_loader: Iterable[Any], with_batches: bool, predict: Callable[[Any, Any], Any]
-) -> Generator[Any, None, None]:
+) -> Iterator[Any]:
     """Yield a trainer's predictions, and emit the events around them; see :meth:`SimpleTrainer.predict`.
 
     ``on_predict_end`` comes after the last output, or when the iterator is closed or fails; ``after_predict`` only
     after the last output.
     """
+    return with_own_rng(_predictions(trainer, data_loader, with_batches, predict))
+
+
+def _predictions(
+    trainer: Any, data_loader: Iterable[Any], with_batches: bool, predict: Callable[[Any, Any], Any]
+) -> Generator[Any, None, None]:
     with scratch_storage(trainer.iter):
         trainer.emit("before_predict")
     # Unwrapped: the ranks may have different numbers of batches, and must not wait for each other.
