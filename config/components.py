@@ -12,18 +12,21 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import getitem
-from typing import Any
+from typing import Any, Literal
 
 from .errors import ConfigError, place_of, suggest
-from .registry import Registry, args_key, name_key
+from .registry import Registry, args_key, locate, name_key
+from .values import ObjectName, mode_of
 
 __all__ = [
     "Slot",
     "args_key",
     "component",
     "components",
+    "default_name",
     "errors_at",
     "mixed_components",
+    "mode_of_result",
     "name_key",
     "name_of",
     "named_components",
@@ -204,3 +207,34 @@ def errors_at(key: str) -> Iterator[None]:
         raise ConfigError(f"{key}: {error}") from error
     except Exception as error:
         raise ConfigError(f"{key}: {type(error).__name__}: {error}{place_of(error)}") from error
+
+
+def default_name(metric: Any) -> str:
+    """Return the name of a metric, or of a class of metrics, to which the config gives none."""
+    kind = metric if isinstance(metric, type) else type(metric)
+    name = getattr(metric, "name", None)
+    return name if isinstance(name, str) and name else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind.__name__).lower()
+
+
+def mode_of_result(cfg: Any, result: str, mode: str = "auto") -> Literal["max", "min"]:
+    """As :func:`~hookline.config.values.mode_of`; but "auto" is first what a metric of TEST.METRICS says itself.
+
+    Those of torchmetrics have ``higher_is_better``.
+
+    Args:
+        cfg: the whole config, or another object.
+        result: the full name of a result.
+        mode: "max", "min" or "auto".
+    """
+    for entry in getattr(getattr(cfg, "TEST", None), "METRICS", ()) if mode == "auto" else ():
+        name, _ = component(entry)
+        is_given = isinstance(name, ObjectName)
+        if is_given or ":" in name or "." in name:
+            metric: Any = name.value if is_given else locate(name)
+            higher, own = getattr(metric, "higher_is_better", None), default_name(metric)
+            if isinstance(entry, Mapping):
+                own = entry.get("AS") or own
+            # torchmetrics says False of WordInfoPreserved, the share of words that are right.
+            if isinstance(higher, bool) and result.rpartition("/")[2] == own != "word_info_preserved":
+                return "max" if higher else "min"
+    return mode_of(result, mode)

@@ -280,8 +280,9 @@ _C.CHECKPOINT.ROLLING.KEEP = _count(1, least=1)
 # logged metric ("total_loss"). Empty: no such file. EarlyStopping follows METRIC and MODE if it has no metric.
 _C.CHECKPOINT.BEST = CN()
 _C.CHECKPOINT.BEST.METRIC = ""
-# "max": more is better. "min": less is better. "auto": by METRIC's name, less of a loss, an error, a distance, a
-# perplexity or a time, and more of anything else. The log says which.
+# "max": more is better. "min": less is better. "auto": by the metric's ``higher_is_better`` (torchmetrics),
+# or else by METRIC's name: less of a loss, an error, a distance, a perplexity or a time, and more of anything else. The
+# log says which.
 _C.CHECKPOINT.BEST.MODE = Typed("auto", one_of("auto", "max", "min"))
 # Period of looking at METRIC, besides after each evaluation, such as 500 or "1ep". 0: only after evaluations.
 _C.CHECKPOINT.BEST.PERIOD = Typed(0, Duration.parse)

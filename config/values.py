@@ -38,7 +38,8 @@ MISSING = _Missing()
 _LESS = re.compile(
     r"(^|_)(\w*(loss|losses|error|errors|perplexity|distance|divergence|cross_?entropy)|neg(ative)?_log_likelihood|nll"
     r"|err|ce|bce|kl|ppl|bits|bpc|bpb|n?r?mse|r?msle|mae|s?mape|wer|cer|ter|eer|ece|fid|kid|lpips|crps|brier|hausdorff"
-    r"|fpr|fnr|false_(positive|negative)_rate|regret|latency|time)(_|$)"
+    r"|fpr|fnr|false_(positive|negative)_rate|regret|latency|time|miss|edit|deviance|hinge|chamfer|ade|fde|epe"
+    r"|disparity)(_|$)"
 )
 
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from .. import hooks
 from ..config import CfgNode, Config, ConfigError, Duration
+from ..config.components import mode_of_result
 from ..config.rare_names import imported_when_used
-from ..config.values import mode_of
 from ..hooks.checkpoints.fvcore import checked
 from ..hooks.common import capture_rng
 from ..hooks.control.interruption import INTERRUPTED_BY, StopSignals, is_session
@@ -306,9 +306,9 @@ class DefaultTrainer(SimpleTrainer):
         )
         if (metric := best_metric(cfg)) and not cfg.FAST_DEV_RUN:  # after all hooks that evaluate
             best = cfg.CHECKPOINT.BEST
-            mode = mode_of(metric, best.MODE)
+            mode = mode_of_result(cfg, metric, best.MODE)
             if best.MODE == "auto":
-                logger.info('CHECKPOINT.BEST: %s has the mode "%s", by its name (MODE)', metric, mode)
+                logger.info('CHECKPOINT.BEST: %s has the mode "%s", by its class or name (MODE)', metric, mode)
             args = (best.PERIOD, self.checkpointer, metric, mode)
             ret.append(hooks.BestCheckpointer(*args, keep=best.KEEP, load_at_end=cfg.CHECKPOINT.LOAD_BEST_AT_END))
         # After HOOKS, which may have a ProgressBar with other arguments: only the first one is shown.

@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-import re
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any, SupportsFloat
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 from ...config import CfgNode, ConfigError, Registry
-from ...config.components import Slot, errors_at, name_key
+from ...config.components import Slot, default_name, errors_at, name_key
 from ...config.errors import MismatchError
 from ...config.signatures import is_function_of_two, parameters_of
 from ...hooks.common import samples_in
@@ -133,7 +132,7 @@ class MetricsEvaluator(DatasetEvaluator):
                 error.add_note(f"in compute() of the metric {self.dataset_name}/{name}")
                 raise
             plain = _plain(value)
-            found = plain if isinstance(value, Mapping) and name == _default_name(metric) else {name: plain}
+            found = plain if isinstance(value, Mapping) and name == default_name(metric) else {name: plain}
             for key, item in found.items():
                 if key in results:
                     raise ConfigError(f"{self.dataset_name}/{key}: two metrics have a result of this name")
@@ -182,7 +181,7 @@ def build_metrics(cfg: CfgNode) -> dict[str, Metric]:
                 metric = METRIC_REGISTRY.build(name, args, offered={"cfg": cfg}, key=key)
         entry = cfg.TEST.METRICS[i]
         own = entry.get("AS") if isinstance(entry, Mapping) else None
-        result = own or _default_name(metric)
+        result = own or default_name(metric)
         if result in metrics:
             raise ConfigError(
                 f"TEST.METRICS[{i}]: there is already a metric named {result!r}; give one of them another name, "
@@ -228,7 +227,7 @@ def result_names(cfg: CfgNode) -> tuple[list[str], bool]:
     """Return the names of the results of ``cfg.TEST.METRICS``, and whether there are others, known only afterwards."""
     names, others = [], False
     for name, metric in build_metrics(cfg).items():
-        by_name = name == _default_name(metric)
+        by_name = name == default_name(metric)
         if isinstance(metric, nn.ModuleDict) and by_name:  # a MetricCollection
             names += [str(key) for key in metric.keys()]  # noqa: SIM118  # a ModuleDict is not a dict
         else:
@@ -256,11 +255,6 @@ def _metric_function(name: str, args: Mapping[str, Any], key: str) -> Callable[.
         return None
     METRIC_REGISTRY.check(name, args, positional=2, offered=("inputs",), key=key)
     return function
-
-
-def _default_name(metric: Metric) -> str:
-    """The name of a metric to which the config gives none."""
-    return str(getattr(metric, "name", None) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(metric).__name__).lower())
 
 
 def _plain(value: Any) -> Any:

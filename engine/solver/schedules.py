@@ -22,8 +22,8 @@ from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError, Duration, Registry
-from ...config.components import Slot, errors_at
-from ...config.values import kind_of, mode_of
+from ...config.components import Slot, errors_at, mode_of_result
+from ...config.values import kind_of
 from ...hooks import LRScheduler
 from ...hooks.control.lr_scheduler import (
     FunctionSchedule,
@@ -93,7 +93,7 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer | OptimizerList) -> An
     slot = check_scheduler(cfg)
     if slot is SCHEDULER_SLOT:
         metric, best = plateau_metric(cfg), cfg.CHECKPOINT.BEST
-        mode = {"mode": mode_of(metric, best.MODE if metric == best.METRIC else "auto")} if metric else {}
+        mode = {"mode": mode_of_result(cfg, metric, best.MODE if metric == best.METRIC else "auto")} if metric else {}
         schedule = slot.try_build(cfg, optimizer, **mode)
     else:
         schedule = slot.build(cfg)

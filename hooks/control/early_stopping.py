@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ...config import ConfigError, suggest
+from ...config.components import mode_of_result
 from ...config.values import mode_of
 from ..base import HOOK_REGISTRY, HookBase
 from ..evaluation import EvalHook, Monitor, flatten_names
@@ -74,7 +75,7 @@ class EarlyStopping(HookBase):
             self._monitor = Monitor(best.METRIC)
             self.metric = self._monitor.name
         of_run = best is not None and self.metric == best.METRIC and self._given_mode == "auto"
-        self.mode = mode_of(self.metric, best.MODE if of_run else self._given_mode)
+        self.mode = mode_of_result(cfg, self.metric, best.MODE if of_run else self._given_mode)
 
     def before_train(self) -> None:
         if self._reset_on_train:

@@ -81,8 +81,9 @@ def test_assigning_checks_declared_keys_and_is_free_otherwise():
 def test_less_is_better_of_a_loss_an_error_or_a_perplexity_by_the_metrics_name():
     less = "test/loss val_loss total_loss test/MSELoss test/MeanSquaredError test/rmse test/word_error_rate test/wer"
     less += " test/perplexity test/nll test/bits_per_byte test/cross_entropy/0 my.module:mean_loss test/err"
+    less += " test/miss_rate test/EditDistance test/kl_divergence test/minADE test/fde test/hinge test/chamfer"
     more = "test/accuracy error_set/accuracy test/f1 test/power test/soccer test/neg_mean_squared_error test/AP50"
-    more += " lossless:score bleu"
+    more += " lossless:score bleu test/edited test/shade test/missing_f1"
     assert {name: mode_of(name) for name in (less + " " + more).split()} == {
         **dict.fromkeys(less.split(), "min"),
         **dict.fromkeys(more.split(), "max"),

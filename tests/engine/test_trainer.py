@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torchmetrics
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -575,7 +576,20 @@ def test_the_best_checkpoint_early_stopping_and_the_schedule_know_what_is_better
     assert len(values) == result.iteration == 6
     assert best.best_metric == first.best == second.best == (min if expected == "min" else max)(values)
     assert trainer.scheduler.mode == expected
-    assert ("by its name" in log.text) == (mode is None)
+    assert ("by its class or name" in log.text) == (mode is None)
+
+
+@pytest.mark.parametrize(
+    ("metric", "monitor", "mode"),
+    [
+        (torchmetrics.text.WordInfoLost, "test/word_info_lost", "min"),
+        (torchmetrics.text.WordInfoPreserved(), "test/word_info_preserved", "max"),
+        ({"NAME": "torchmetrics:MeanSquaredError", "AS": "quality"}, "test/quality", "min"),
+    ],
+)
+def test_a_metric_of_torchmetrics_says_itself_whether_more_is_better(make, metric, monitor, mode):
+    trainer = make(test=points(seed=1), metrics=[metric], monitor=monitor, hooks=[stopping := EarlyStopping()])
+    assert trainer.find_hook("BestCheckpointer")._mode == stopping.mode == mode
 
 
 def test_the_mode_of_reduce_lr_on_plateau_is_that_of_its_own_metric(make):
