@@ -228,9 +228,8 @@ def mode_of_result(cfg: Any, result: str, mode: str = "auto") -> Literal["max", 
     """
     for entry in getattr(getattr(cfg, "TEST", None), "METRICS", ()) if mode == "auto" else ():
         name, _ = component(entry)
-        is_given = isinstance(name, ObjectName)
-        if is_given or ":" in name or "." in name:
-            metric: Any = name.value if is_given else locate(name)
+        if isinstance(name, ObjectName) or ":" in name or "." in name:
+            metric: Any = name.value if isinstance(name, ObjectName) else locate(name)
             higher, own = getattr(metric, "higher_is_better", None), default_name(metric)
             if isinstance(entry, Mapping):
                 own = entry.get("AS") or own
