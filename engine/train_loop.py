@@ -203,7 +203,7 @@ class TrainerBase:
             self._sync.end_step(self)
         for request, event in _PHASES:
             asked = request in requests
-            if hooks.listeners[event]:
+            if hooks.listeners[event] and (asked or request != "eval"):
                 hooks.call(event)
             if asked:
                 requests.discard(request)

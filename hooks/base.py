@@ -1,8 +1,8 @@
 """``HookBase``: the events of a run, and what a hook may use of the trainer. ``Every``: periods of hooks."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ..config import ConfigError, Duration, Registry
 
@@ -16,7 +16,11 @@ __all__ = [
     "Period",
     "StopTraining",
     "check_hooks",
+    "for_subclasses",
 ]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class StopTraining(Exception):
@@ -42,7 +46,8 @@ class HookBase:
                 before_zero_grad(); after_zero_grad()
             after_step()
             after_epoch()                         # at the last step of an epoch
-            on_eval(); on_write(); on_save()      # evaluate, write metrics, save: if it is due or requested
+            on_eval()                             # if an evaluation was requested
+            on_write(); on_save()                 # write metrics, save: if it is due or requested
         on_exception(error)                       # if a step or a hook raised one
         after_train()                             # always
         before_write(); on_write()                # always: the last metrics, those of after_train included
@@ -167,7 +172,7 @@ class HookBase:
         """Training ends with ``error`` (KeyboardInterrupt included). ``after_train`` follows."""
 
     def on_eval(self) -> None:
-        """At the end of each step: :class:`EvalHook` evaluates if ``"eval" in trainer.requests``."""
+        """At the end of a step in which an evaluation was requested: :class:`EvalHook` evaluates."""
 
     def before_write(self) -> None:
         """Before metrics are written: put metrics that are computed only then."""
@@ -323,6 +328,12 @@ class Every:
             raise ConfigError(f"a period of {epochs} epochs needs a data loader with a length")
         steps = epochs * trainer.iters_per_epoch
         return (trainer.iter + 1) // steps > trainer.iter // steps
+
+
+def for_subclasses(method: F) -> F:
+    """Decorate a hook's method for an event that the trainer does not call, but overrides of subclasses may."""
+    method.is_for_subclasses = True  # type: ignore[attr-defined]
+    return method
 
 
 class Period:

@@ -256,4 +256,6 @@ def hook_name(hook: Any) -> str:
 
 def overrides(hook: HookBase, event: str) -> bool:
     """Return whether the hook overrides ``event``."""
-    return event in hook.__dict__ or getattr(type(hook), event, None) is not getattr(HookBase, event, None)
+    method = getattr(type(hook), event, None)
+    is_own = method is not getattr(HookBase, event, None) and not hasattr(method, "is_for_subclasses")
+    return is_own or event in hook.__dict__

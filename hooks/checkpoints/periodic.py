@@ -9,7 +9,7 @@ from typing import Any
 from ...config import ConfigError, Duration
 from ...config.errors import printable
 from ...config.files.atomic import shown_path
-from ..base import HOOK_REGISTRY, Every, HookBase, Period
+from ..base import HOOK_REGISTRY, Every, HookBase, Period, for_subclasses
 from .fvcore import checked
 
 __all__ = ["ExceptionCheckpointer", "PeriodicCheckpointer", "RollingCheckpointer"]
@@ -66,16 +66,21 @@ class PeriodicCheckpointer(HookBase):
         self._error: OSError | None = None
         self._every.start()
         self._poll = self.checkpointer.poll
+        self._has_own_step = type(self).after_step is not PeriodicCheckpointer.after_step
 
+    @for_subclasses
     def after_step(self) -> None:
-        self._poll()  # finishes an asynchronous save that has ended
         self._due = self._every(self.trainer)
 
     def on_save(self) -> None:
         trainer = self.trainer
+        self._poll()  # finishes an asynchronous save that has ended
         if trainer.ending:
             self._save_last()
-        elif self._due or "save" in trainer.requests:
+            return
+        if not self._has_own_step:
+            self._due = self._every(trainer)
+        if self._due or "save" in trainer.requests:
             trainer.prepare_for("save")
             self._save_periodic(trainer.finished_iter)
 
@@ -206,6 +211,7 @@ class RollingCheckpointer(PeriodicCheckpointer):
 
     def on_save(self) -> None:
         trainer = self.trainer
+        self._due = self._every(trainer)
         if not self._due or trainer.ending or trainer.iter + 1 >= trainer.max_iter or "save" in trainer.requests:
             return
         if not any(hook._due for hook in trainer.find_hooks(PeriodicCheckpointer) if hook is not self):

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...config import Duration
 from ...config.files.atomic import OnError, WriteError, check_on_error
-from ..base import HOOK_REGISTRY, Every, HookBase, Period
+from ..base import HOOK_REGISTRY, Every, HookBase, Period, for_subclasses
 from ..common import run_folder
 from ..history_buffer import MeanWindow
 from .base import EndOfRun, EventWriter, RowWriter
@@ -83,7 +83,8 @@ class PeriodicWriter(HookBase):
             self.load_state_dict(self._state)
         self._due, self._waiting = False, True
         self._seen = self.trainer.storage.loaded
-        if type(self).after_step is not PeriodicWriter.after_step:  # it may write by itself
+        self._has_own_step = type(self).after_step is not PeriodicWriter.after_step
+        if self._has_own_step:  # it may write by itself
             self._open()
 
     def _open(self) -> None:
@@ -92,17 +93,21 @@ class PeriodicWriter(HookBase):
             _raise(self._for_all(methodcaller("resume", self.trainer.start_iter), strict=True))
             self._waiting = False
 
+    @for_subclasses
     def after_step(self) -> None:
-        if self._waiting:
-            self._open()
         self._due = self._every(self.trainer)
 
     def on_write(self) -> None:
         trainer = self.trainer
         ending = trainer.ending
-        if not (ending or self._due or "write" in trainer.requests) or (self._waiting and trainer.failed):
+        if self._waiting:
+            if trainer.failed:
+                return
+            self._open()
+        if not ending and not self._has_own_step:
+            self._due = self._every(trainer)
+        if not (ending or self._due or "write" in trainer.requests):
             return
-        self._open()
         storage = trainer.storage
         if not ending:
             trainer.prepare_for("write")

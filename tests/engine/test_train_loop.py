@@ -69,7 +69,7 @@ STEP = [
     *("before_backward", "after_backward", "before_optimizer_step", "after_optimizer_step"),
     *("before_zero_grad", "after_zero_grad", "after_step"),
 ]
-PHASES = ["on_eval", "on_write", "on_save"]
+PHASES = ["on_write", "on_save"]
 END = ["after_train", "before_write", "on_write", "on_save", "after_run"]
 
 
@@ -148,7 +148,7 @@ def test_a_stop_request_stops_after_the_current_step_without_a_final_evaluation(
     result = trainer.train(0, 100)
     assert (result.reason, result.iteration, calls) == ("enough", 3, [])
     assert result.metrics["total_loss"] == result.metrics["loss"] > 0
-    assert recorder.events[-9:] == ["after_step", *PHASES, *END]
+    assert recorder.events[-8:] == ["after_step", *PHASES, *END]
     assert trainer.state_dict()["end"] == {"reason": "enough", "iteration": 3, "max_iter": 100, "complete": True}
     trainer.train(3, 9)
     assert trainer.state_dict()["end"]["reason"] == "completed"
@@ -456,7 +456,7 @@ def test_requests_are_served_after_the_step_in_a_fixed_order():
     make_trainer(hooks=[ask, PeriodicWriter([], period=0), recorder]).train(0, 3)
     second = recorder.events.index("after_step", recorder.events.index("after_step") + 1)
     assert recorder.events[second + 1 : second + 6] == ["on_eval", "before_write", "after_write", "on_write", "on_save"]
-    assert seen[:-1] == [(0,), (0,), (1, "eval", "save", "write"), (1, "save"), (2,), (2,)]
+    assert seen[:-1] == [(0,), (1, "eval", "save", "write"), (1, "save"), (2,)]
 
 
 def test_a_checkpoint_holds_the_last_finished_iteration():
