@@ -131,15 +131,17 @@ def test_a_dry_run_of_a_resume_prints_changes_and_writes_nothing(tool, tmp_path)
 
 
 @pytest.mark.slow
-def test_an_error_of_one_rank_in_the_first_step_does_not_change_the_folder(tool, tmp_path):
+def test_after_an_error_of_one_rank_in_the_first_step_the_earlier_run_is_complete(tool, tmp_path):
     assert tool(*QUICK, "SOLVER.MAX_ITER", 5)[0] == 0
     (tmp_path / "fails.py").write_text(
         "from hookline.hooks import HookBase\nclass Fails(HookBase):\n"
         "    def after_forward(self, batch, outputs):\n"
         "        if self.trainer.comm.get_rank() == 1: raise ZeroDivisionError('of rank 1')\n"
     )
-    before = contents(tmp_path / "run")
+    before = {path.name: data for path, data in contents(tmp_path / "run").items() if path.parent.name == "run"}
     code, output = finish(fork(command(*QUICK, "--num-gpus", 2, "HOOKS", '["fails:Fails"]'), tmp_path))
     assert code != 0
     assert "of rank 1" in output
-    assert contents(tmp_path / "run") == before
+    moved = tmp_path / "run/previous_001"
+    assert {path.name: data for path, data in contents(moved).items()} == before
+    assert f"is now in {moved}" in output
