@@ -7,6 +7,7 @@ stack traces and exits.
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import json
 import logging
@@ -49,6 +50,8 @@ _METHOD = "spawn"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # Exit codes that are not failures: done, stopped to be resumed, interrupted.
 _CLEAN = (0, EXIT_AGAIN, EXIT_INTERRUPTED)
+
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl()
 
 # Keys of the store.
 _FAILURE = "hookline/failure"
@@ -185,6 +188,9 @@ def _child(
     cuda: bool,
 ) -> None:
     os.setpgrp()  # Ctrl-C reaches the launcher only, which passes it on once to all ranks
+    if sys.platform == "linux":
+        # torch had the kernel send SIGINT when the launcher is killed: once for each of its threads, so perhaps twice.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
     watch_parent(multiprocessing.parent_process().pid)  # type: ignore[union-attr, arg-type]
     # Loader workers start with the launcher's own start method (on Linux, fork), as under torchrun.
     multiprocessing.set_start_method(workers, force=True)
