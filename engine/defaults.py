@@ -161,7 +161,7 @@ class DefaultTrainer(SimpleTrainer):
         in OUTPUT_DIR, and an earlier run in OUTPUT_DIR is moved away if it is not.
 
         Raises:
-            ConfigError: the file does not exist or is damaged, or the checkpoint does not fit the config.
+            ConfigError: the file does not exist or is corrupt, or the checkpoint does not fit the config.
         """
         self._saved_run = {}
         changes.use_present_weights(self)

@@ -25,7 +25,7 @@ from ..config.yaml_files import find_config
 from ..hooks.common import preserve_rng
 from ..hooks.writers.files import back_up
 from . import comm
-from .checkpoint.candidates import named_checkpoint
+from .checkpoint.find_checkpoint import named_checkpoint
 from .evaluation import build_metrics, check_metrics
 from .launch import check_alone, check_restarts, check_same_config
 from .setup.check import check_config, unknown_parts

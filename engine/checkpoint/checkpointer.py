@@ -22,8 +22,8 @@ from torch import nn
 from ...config.errors import ConfigError, loading
 from ...hooks.common import optimizer_in_eval_mode, unwrap_model
 from .. import comm
-from .candidates import find_named, find_resumable, iterations
 from .files import CheckpointError, CheckpointFolder, OnError, OnSaved, Saver, read_tag, write_checkpoint
+from .find_checkpoint import find_named, find_resumable, iterations
 from .matching import LoadReport, load_weights, split_query
 from .state import plain_name, to_plain
 from .weights import choose_weights, find_checkpoint, read_checkpoint
@@ -201,7 +201,7 @@ class Checkpointer(FvcoreCheckpointer):
             The remaining content of the file, such as ``iteration``.
 
         Raises:
-            ConfigError: the file is missing, damaged or not a checkpoint; no weight fits the model; or ``strict`` is
+            ConfigError: the file is missing, corrupt or not a checkpoint; no weight fits the model; or ``strict`` is
                 set and some do not.
         """
         if not path:
@@ -246,7 +246,7 @@ class Checkpointer(FvcoreCheckpointer):
 
         Args:
             path: weights to start from; only the model is loaded.
-            resume: whether to look for a last checkpoint and load all of it. Damaged ones are skipped with a warning.
+            resume: whether to look for a last checkpoint and load all of it. Corrupt ones are skipped with a warning.
                 Or the path of a checkpoint to resume from, or its name in ``save_dir``.
             strict: see :meth:`load`; applies to ``path`` only.
             weights_from: see :meth:`load`. A resume that also loads a trainer takes the model's weights: the

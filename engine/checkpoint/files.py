@@ -87,7 +87,7 @@ def verify_checkpoint(path: str) -> None:
     """Check that the content of a local file of ``torch.save`` is unchanged since it was written.
 
     Raises:
-        ConfigError: the file is damaged or not a checkpoint; the message names the file and the problem.
+        ConfigError: the file is corrupt or not a checkpoint; the message names the file and the problem.
     """
     if not os.path.isfile(path):
         raise ConfigError(f"{path} {'is not a file' if os.path.exists(path) else 'does not exist'}")
@@ -102,8 +102,8 @@ def verify_checkpoint(path: str) -> None:
                 raise ValueError(f"the checksum of {printable(wrong)} is wrong")
     except zipfile.BadZipFile as error:
         raise ConfigError(f"{path} is cut short, or is not a checkpoint ({first_line(error)})") from error
-    except Exception as error:  # damaged bytes can cause any error
-        raise ConfigError(f"{path} is damaged: {first_line(error)}") from error
+    except Exception as error:  # corrupt bytes can cause any error
+        raise ConfigError(f"{path} is corrupt: {first_line(error)}") from error
 
 
 # ---------------------------------------------------------------------------- reading without running code
@@ -120,7 +120,7 @@ def load_torch_file(path: str, *, mmap: bool = False) -> Any:
         The content, with NumPy's numbers as Python's and its arrays as tensors.
 
     Raises:
-        ConfigError: the file is damaged, not by ``torch.save``, or holds objects that could run code.
+        ConfigError: the file is corrupt, not by ``torch.save``, or holds objects that could run code.
     """
     if not os.path.isfile(path):  # reading a pipe would wait
         raise ConfigError(f"{path} {'is not a file' if os.path.exists(path) else 'does not exist'}")
@@ -131,7 +131,7 @@ def load_torch_file(path: str, *, mmap: bool = False) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or first_line(error)}") from error
-    except Exception as error:  # damaged bytes can cause any error
+    except Exception as error:  # corrupt bytes can cause any error
         raise ConfigError(f"{path} is {_explain(path, error)}") from error
 
 
@@ -145,11 +145,11 @@ def _explain(path: str, error: Exception) -> str:
         )
     if unknown := re.search(r"GLOBAL ([\w.]+) was not an allowed global|unsupported GLOBAL ([\w.]+)", str(error)):
         return (
-            "damaged, or is not a checkpoint that can be read without running code: it holds an object of "
+            "corrupt, or is not a checkpoint that can be read without running code: it holds an object of "
             f"{unknown[1] or unknown[2]}. Save only tensors and plain data, such as model.state_dict()"
         )
     problem = first_line(error) if zipfile.is_zipfile(path) else "it is cut short, or not a file of torch.save()"
-    return f"damaged, or is not a checkpoint ({problem})"
+    return f"corrupt, or is not a checkpoint ({problem})"
 
 
 # NumPy's own functions for unpickling trust what the file says about an array's memory. These replace them, and build

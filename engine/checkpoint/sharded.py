@@ -4,7 +4,7 @@
       __0_0.distcp, __1_0.distcp, ...    each rank's shards
       .metadata                          DCP's index of the shards
       state.pth                          all other state, as in a checkpoint of one file
-      checksums.json                     of all these files, since DCP does not detect damage
+      checksums.json                     of all these files, since DCP does not detect corruption
 
 A folder is written under a temporary name, flushed to disk and renamed. Tensors are identified by their place in the
 state, so a folder can be read on any number of ranks.
@@ -218,7 +218,7 @@ def verify_folder(path: str, alone: bool = False) -> None:
         alone: only this rank calls it.
 
     Raises:
-        ConfigError: one is damaged; the message names it.
+        ConfigError: one is corrupt; the message names it.
     """
     if alone:
         return _verify(path, 0, 1)
@@ -243,11 +243,11 @@ def _verify(path: str, rank: int, ranks: int) -> None:
                 raise ValueError(f"there is no file {name!r}")
         mine = sorted(sums)[rank::ranks]
         wrong = [name for name, crc in checksums(path, mine).items() if crc != sums[name]]
-    except Exception as error:  # damaged bytes can cause any error
-        raise ConfigError(f"{path} is damaged: {first_line(error)}, in {_CHECKSUMS}") from error
+    except Exception as error:  # corrupt bytes can cause any error
+        raise ConfigError(f"{path} is corrupt: {first_line(error)}, in {_CHECKSUMS}") from error
     used = {info.relative_path for info in read_metadata(path).storage_data.values()} if not wrong else set()
     for name in [*wrong, *({STATE_FILE, ".metadata", *used} - sums.keys())]:
-        raise ConfigError(f"{path} is damaged: the checksum of {name} is wrong")
+        raise ConfigError(f"{path} is corrupt: the checksum of {name} is wrong")
 
 
 def read_folder(
@@ -265,7 +265,7 @@ def read_folder(
         The state, as it was before :func:`split_shards`.
 
     Raises:
-        ConfigError: it is damaged.
+        ConfigError: it is corrupt.
     """
     if not verified:
         verify_folder(path)
@@ -278,7 +278,7 @@ def read_folder(
         if keys not in tensors and wanted is not None and not wanted(keys):
             return None
         if keys not in tensors or list(tensors[keys].shape) != value[_MARK]:
-            raise ConfigError(f"{path} is damaged: its files do not hold {'.'.join(keys)} as {STATE_FILE} says")
+            raise ConfigError(f"{path} is corrupt: its files do not hold {'.'.join(keys)} as {STATE_FILE} says")
         return tensors[keys]
 
     return walk(state, restored)
@@ -319,7 +319,7 @@ def read_metadata(path: str) -> Metadata:
         Torch's record. It names only files in the folder, and tensors that are not larger than them.
 
     Raises:
-        ConfigError: the metadata is damaged, or holds anything but such a record.
+        ConfigError: the metadata is corrupt, or holds anything but such a record.
     """
     try:
         file_name = os.path.join(path, ".metadata")
@@ -328,8 +328,8 @@ def read_metadata(path: str) -> Metadata:
         with open(file_name, "rb") as file:
             metadata: Metadata = _MetadataUnpickler(file).load()
         _check(metadata, path)
-    except Exception as error:  # damaged bytes can cause any error
-        raise ConfigError(f"{path}: its .metadata is damaged ({first_line(error)})") from error
+    except Exception as error:  # corrupt bytes can cause any error
+        raise ConfigError(f"{path}: its .metadata is corrupt ({first_line(error)})") from error
     return metadata
 
 
@@ -347,7 +347,7 @@ def read_tensors(
         Tensors by their keys.
 
     Raises:
-        ConfigError: the folder is damaged.
+        ConfigError: the folder is corrupt.
     """
     metadata = read_metadata(path)
     places = metadata.planner_data or {}
@@ -363,10 +363,10 @@ def read_tensors(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is")  # a single process is fine
             dcp.load(tensors, storage_reader=_Reader(path, metadata), planner=_Planner())
-    except (Exception, CheckpointException) as error:  # damaged bytes can cause any error
+    except (Exception, CheckpointException) as error:  # corrupt bytes can cause any error
         failures = error.failures if isinstance(error, CheckpointException) else {}  # by rank, with tracebacks
         cause = next((failure[0] for failure in failures.values()), error)
-        raise ConfigError(f"{path} is damaged ({first_line(cause)})") from error
+        raise ConfigError(f"{path} is corrupt ({first_line(cause)})") from error
     return found
 
 

@@ -108,7 +108,7 @@ def read_checkpoint(
         ``{"model": {name: tensor}}``, tensors on the CPU, and the file's other content.
 
     Raises:
-        ConfigError: there is no such file, it is damaged, or it holds no weights.
+        ConfigError: there is no such file, it is corrupt, or it holds no weights.
     """
     path = find_checkpoint(path)
     try:
@@ -136,11 +136,11 @@ def _check_names(path: str, weights: Mapping[Any, Any]) -> None:
     """Refuse names with control characters, which could change the terminal when they are printed."""
     for name in weights:
         if not isinstance(name, str) or not name.isprintable():
-            raise ConfigError(f"{path} is damaged, or is not a checkpoint: a weight has the name {name!r}")
+            raise ConfigError(f"{path} is corrupt, or is not a checkpoint: a weight has the name {name!r}")
 
 
 def check_weights(path: str, source: str = "auto") -> None:
-    """Check that a local file or folder holds undamaged weights.
+    """Check that a local file or folder holds intact weights.
 
     Args:
         path: see :func:`find_checkpoint`.
@@ -260,8 +260,8 @@ def _read_safetensors(path: str) -> dict[str, Any]:
         with safe_open(path, framework="pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it cannot be iterated)
             metadata = dict(file.metadata() or {})
-    except Exception as error:  # damaged bytes can cause any error
-        raise ConfigError(f"{path} is damaged, or is not a safetensors file ({first_line(error)})") from error
+    except Exception as error:  # corrupt bytes can cause any error
+        raise ConfigError(f"{path} is corrupt, or is not a safetensors file ({first_line(error)})") from error
     # Shared weights are stored once, with the other names in the metadata, as safetensors.torch.save_model() does.
     for name, kept in metadata.items():
         if name not in weights and kept in weights:
@@ -280,8 +280,8 @@ def _read_shards(index: str, mmap: bool) -> dict[str, Any]:
         files = sorted(set(places.values()))
         if not files or any(os.path.basename(name) != name for name in files):
             raise ValueError("it names no files of its folder")
-    except Exception as error:  # damaged bytes can cause any error
-        raise ConfigError(f"{index} is damaged, or is not an index of weights ({first_line(error)})") from error
+    except Exception as error:  # corrupt bytes can cause any error
+        raise ConfigError(f"{index} is corrupt, or is not an index of weights ({first_line(error)})") from error
     folder = os.path.dirname(index)
     weights: dict[str, Any] = {}
     for name in files:
@@ -303,7 +303,7 @@ def _read_distributed(path: str, like: "Like | None") -> dict[str, Any]:
     try:
         content = nested(read_tensors(path, is_place_of_weights, like))
     except (AttributeError, TypeError):
-        raise ConfigError(f"{path} is damaged (it has a tensor and a dict under one name)") from None
+        raise ConfigError(f"{path} is corrupt (it has a tensor and a dict under one name)") from None
     for key in _MODEL_KEYS:
         if _is_state_dict(content.get(key)):
             return {"model": content.pop(key), **content}

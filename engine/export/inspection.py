@@ -29,7 +29,7 @@ def inspect_checkpoint(path: str) -> dict[str, Any]:
         count, elements, megabytes, dtypes and sha256.
 
     Raises:
-        ConfigError: there is no such file, it is damaged, or it is not a checkpoint.
+        ConfigError: there is no such file, it is corrupt, or it is not a checkpoint.
     """
     path = find_checkpoint(path)
     checkpoint = read_checkpoint(path, mmap=os.path.isfile(path))
@@ -94,12 +94,12 @@ def report(checkpoint: str, as_json: bool) -> tuple[bool, str]:
         as_json: return JSON.
 
     Returns:
-        Whether it is undamaged, and the text: a line with the result, and YAML.
+        Whether it is intact, and the text: a line with the result, and YAML.
 
     Raises:
         ConfigError: the path does not exist.
     """
-    find_checkpoint(checkpoint)  # a missing path is bad input; one that cannot be read is damaged
+    find_checkpoint(checkpoint)  # a missing path is bad input; one that cannot be read is corrupt
     try:
         found = inspect_checkpoint(checkpoint)
     except ConfigError as error:
@@ -110,4 +110,4 @@ def report(checkpoint: str, as_json: bool) -> tuple[bool, str]:
         return True, json.dumps(found, indent=1)
     shown = {key: value for key, value in found.items() if value not in (None, [], {})}
     text = yaml.safe_dump(shown, sort_keys=False, default_flow_style=None, width=10_000)
-    return True, f"{printable(found['file'])}: undamaged\n{text.rstrip()}"
+    return True, f"{printable(found['file'])}: intact\n{text.rstrip()}"

@@ -23,7 +23,7 @@ from ...hooks.base import HookBase
 from ...runs.reading import Curve, is_measured, read_run
 from .. import comm
 from ..checkpoint import Checkpointer
-from ..checkpoint.candidates import first_resumable, iteration_of, newest_first
+from ..checkpoint.find_checkpoint import first_resumable, iteration_of, newest_first
 from ..defaults import DefaultTrainer
 from ..launch import launch
 from ..run import default_setup
@@ -206,7 +206,7 @@ def curves_of(folder: str) -> Mapping[str, Curve]:
     """Return the metrics of a run by name; none if it has no ``metrics.json``.
 
     Raises:
-        ConfigError: the file is damaged.
+        ConfigError: the file is corrupt.
     """
     return read_run(folder).curves if os.path.isfile(os.path.join(folder, "metrics.json")) else {}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...config import CfgNode, ConfigError, UnknownKeyError, get_cfg
 from ...hooks.common import length_of
-from ..checkpoint.candidates import saved_run
+from ..checkpoint.find_checkpoint import saved_run
 from ..data import build_train_loader
 from ..data.batch_sampler import GlobalBatchSampler
 from ..resume.lengths import loader_length, resolve_lengths

@@ -27,7 +27,7 @@ def check_complete(state: Mapping[str, Any]) -> None:
         )
     end = state.get("end")
     if end is not None and not (isinstance(end, Mapping) and isinstance(end.get("max_iter"), int | float)):
-        raise ConfigError(f"the checkpoint is damaged: how its run ended is {end!r}")
+        raise ConfigError(f"the checkpoint is corrupt: how its run ended is {end!r}")
     check_numbers(state.get("data", {}), {"epoch": 0, "position": 0}, "the position in the data of the checkpoint")
     if "optimizer" not in state:
         raise ConfigError(

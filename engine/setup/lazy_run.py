@@ -5,7 +5,7 @@ from typing import Any
 
 from ...config import CfgNode, ConfigError, get_cfg
 from .. import comm
-from ..checkpoint.candidates import named_checkpoint
+from ..checkpoint.find_checkpoint import named_checkpoint
 
 __all__ = ["folder_of", "lazy_run"]
 

@@ -10,7 +10,7 @@ import torch
 
 from ...config import CfgNode
 from .. import comm
-from ..checkpoint.candidates import named_checkpoint, saved_config, saved_run
+from ..checkpoint.find_checkpoint import named_checkpoint, saved_config, saved_run
 
 __all__ = ["choose_seed", "saved_seed", "seed_all_rng", "set_seed"]
 

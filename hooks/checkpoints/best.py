@@ -299,7 +299,7 @@ class BestCheckpointer(HookBase):
             self._outdated, self._former = set(map(int, state_dict["outdated"])), set()
         except (TypeError, ValueError):
             text = repr([state_dict["best"], state_dict["outdated"]])[:100]
-            raise ConfigError(f"the checkpoint is damaged: its lists of best and outdated weights are {text}") from None
+            raise ConfigError(f"the checkpoint is corrupt: its lists of best and outdated weights are {text}") from None
         self._set_best(best)
         if not self.best:  # a subclass has chosen by itself
             self.best_metric, self.best_iter = state_dict["best_metric"], state_dict["best_iter"]

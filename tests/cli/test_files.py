@@ -47,7 +47,7 @@ def test_the_content_of_a_run_is_printed(command):
     code, out, err = command("inspect", "run")
     assert (code, err) == (0, "")
     title, *lines = out.splitlines()
-    assert title == "run/model_final.pth: undamaged"
+    assert title == "run/model_final.pth: intact"
     report = yaml.safe_load("\n".join(lines))
     assert report["iteration"] == 4
     assert report.keys() >= {"optimizer", "megabytes"}
@@ -64,7 +64,7 @@ def test_equal_runs_have_equal_hashes(command):
     assert first == same != other
 
 
-def test_a_damaged_checkpoint_exits_with_1(command, trained, tmp_path):
+def test_a_corrupt_checkpoint_exits_with_1(command, trained, tmp_path):
     whole = (trained / "run/model_final.pth").read_bytes()
     weights = torch.load(trained / "run/model_final.pth", weights_only=True)["model"]
     flipped = bytearray(whole)
@@ -74,7 +74,7 @@ def test_a_damaged_checkpoint_exits_with_1(command, trained, tmp_path):
         code, out, err = command("inspect", tmp_path / name)
         assert (code, err) == (1, "")
         assert name in out
-    assert "is damaged: the checksum of" in out
+    assert "is corrupt: the checksum of" in out
     assert json.loads(command("inspect", tmp_path / "cut.pth", "--json")[1])["whole"] is False
 
 

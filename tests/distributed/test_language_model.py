@@ -81,7 +81,7 @@ def test_a_sharded_run_resumes_with_any_strategy(whole, sharded, tmp_path, ranks
 
 
 @pytest.mark.slow
-def test_a_damaged_shard_makes_a_resume_use_the_previous_checkpoint(sharded, tmp_path):
+def test_a_corrupt_shard_makes_a_resume_use_the_previous_checkpoint(sharded, tmp_path):
     shutil.copytree(sharded, tmp_path / "run")
     part = tmp_path / "run/model_0000007.pth/__1_0.distcp"
     content = bytearray(part.read_bytes())

@@ -6,7 +6,7 @@ import torch
 from ranks import HOOKLINE, checks, finish, fork, run_ranks
 
 from hookline.engine.checkpoint import Checkpointer
-from hookline.engine.checkpoint.candidates import find_resumable
+from hookline.engine.checkpoint.find_checkpoint import find_resumable
 from hookline.engine.checkpoint.weights import averaged_weights, read_checkpoint
 
 checked, test_two_ranks = checks("sharded", 2)

@@ -197,7 +197,7 @@ def try_fault(
         left = "" if kills and arguments else removal_at(whole.operations, operation, fault)
         try:
             different = differences(left_behind(case.run), expected, left)
-        except Exception as error:  # a file is missing or damaged
+        except Exception as error:  # a file is missing or corrupt
             different = [f"{type(error).__name__}: {error}"]
         if different:
             return [f"{text} {'at the end' if not arguments else 'when extended'}" for text in different]

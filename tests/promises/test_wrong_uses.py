@@ -143,7 +143,7 @@ HOOKS = [
 ]
 FILES_AND_RANKS = [
     ("MODEL: {WEIGHTS: bse.yaml}", "MODEL.WEIGHTS: there is no file bse.yaml; did you mean 'base.yaml'?"),
-    ("MODEL: {WEIGHTS: base.yaml}", "base.yaml is damaged, or is not a checkpoint"),
+    ("MODEL: {WEIGHTS: base.yaml}", "base.yaml is corrupt, or is not a checkpoint"),
     ("MODEL: {WEIGHTS: mine}", "MODEL.WEIGHTS: mine is a folder without last_checkpoint"),
     ("MODEL: {WEIGHTS: /dev/null}", "there is no file /dev/null"),
     ("MODEL: {WEIGHTS: done, WEIGHTS_FROM: ema}", "MODEL.WEIGHTS_FROM: 'ema' is not one of "),
@@ -350,8 +350,8 @@ def test_what_the_first_batch_shows_ends_the_run_with_one_message(line, says, tm
 
 
 JUNK_STATES = [
-    (3, "there is no undamaged checkpoint"),
-    ({"iteration": -5}, "there is no undamaged checkpoint"),
+    (3, "there is no intact checkpoint"),
+    ({"iteration": -5}, "there is no intact checkpoint"),
     ({"hooks": 3}, "the state of the hooks in the checkpoint is 3, and a dict is needed"),
     ({"hooks": {"LRScheduler": 3}}, "the state of the hook LRScheduler in the checkpoint is 3, and a dict is needed"),
     ({"hooks": {"BestCheckpointer": {"best": [[0.1, "x"]], "outdated": []}}}, "lists of best and outdated weights are"),

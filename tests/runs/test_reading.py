@@ -41,7 +41,7 @@ def test_the_later_of_two_rows_of_an_iteration_counts_and_other_values_are_left_
 
 
 @pytest.mark.parametrize("line", ['{"iteration": 1e3}', '{"loss": 1}', "[1]", "{]", "\x00"])
-def test_a_damaged_line_is_named(tmp_path, line):
+def test_a_corrupt_line_is_named(tmp_path, line):
     path = make_run(tmp_path / "one")
     with open(tmp_path / "one/metrics.json", "a") as file:
         file.write(line + '\n{"iteration": 50, "loss": 1.0}\n')
@@ -49,7 +49,7 @@ def test_a_damaged_line_is_named(tmp_path, line):
         read_runs([path])
 
 
-def test_paths_without_a_run_and_damaged_configs_are_named(tmp_path, monkeypatch):
+def test_paths_without_a_run_and_corrupt_configs_are_named(tmp_path, monkeypatch):
     for name in ("digits", "broken"):
         make_run(tmp_path / name)
     (tmp_path / "broken/config.yaml").write_text("SEED: [1\n")

@@ -69,7 +69,7 @@ def test_eval_only_with_resume_evaluates_the_newest_checkpoint(tool, averaged, t
         (tmp_path / "run/last_checkpoint").unlink()
     code, out, _ = tool(*tiny("run"), "--eval-only", "--resume")
     assert code == 0
-    assert ("the newest undamaged checkpoint" in out) is not pointer
+    assert ("the newest intact checkpoint" in out) is not pointer
     assert re.search(rf"digits_test +loss +{rows(tmp_path / 'run')[-1]['digits_test/loss']:.5g}\n", out)
 
 

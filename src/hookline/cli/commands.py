@@ -154,7 +154,7 @@ def export(args: argparse.Namespace) -> None:
 def inspect(args: argparse.Namespace) -> int:
     """Verify a checkpoint, and show its content.
 
-    Exit codes: 0: undamaged; 1: damaged; 2: bad input.
+    Exit codes: 0: intact; 1: corrupt; 2: bad input.
     """
     from hookline.engine.export.inspection import report
 

@@ -115,7 +115,7 @@ def read_runs(paths: Iterable[str]) -> list[Run]:
             (``previous_001``) are read if they are named.
 
     Raises:
-        ConfigError: a path does not exist, has no run, or a file of the run is damaged.
+        ConfigError: a path does not exist, has no run, or a file of the run is corrupt.
     """
     folders: dict[str, str] = {}  # as given, by absolute path
     for path in paths:
@@ -235,7 +235,7 @@ def _read_metrics(path: str) -> dict[str, Curve]:
                         )
             except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
                 raise ConfigError(
-                    f"{path}: line {line_number} is damaged: {line[:60]!r} is not a row of metrics, such as "
+                    f"{path}: line {line_number} is corrupt: {line[:60]!r} is not a row of metrics, such as "
                     '{"iteration": 19, "loss": 0.5}; remove the line'
                 ) from None
     return {name: Curve(*map(np.array, zip(*sorted(rows.items()), strict=True))) for name, rows in points.items()}

@@ -225,7 +225,7 @@ def check_a_disk_error_on_one_rank_fails_on_all_and_keeps_the_previous_checkpoin
     assert checkpoints(run) == ["old.pth", "twice.pth"]
 
 
-def check_each_rank_verifies_its_part_once_and_a_damaged_folder_makes_way_for_the_next_save(folder):
+def check_each_rank_verifies_its_part_once_and_a_corrupt_folder_makes_way_for_the_next_save(folder):
     made = trainer(folder, "run", *SHORT)
     made.train()
     comm.synchronize()
@@ -238,7 +238,7 @@ def check_each_rank_verifies_its_part_once_and_a_damaged_folder_makes_way_for_th
     assert min(map(len, parts)) == 2
     if comm.is_main_process():
         with open(final / "__1_0.distcp", "r+b") as file:  # which rank 0 does not read
-            file.write(b"damaged")
+            file.write(b"corrupt")
         (folder / "run/model_0000005.pth/checksums.json").unlink()
     comm.synchronize()
     resumed = trainer(folder, "run", *SHORT, resume=True)

@@ -110,7 +110,7 @@ def test_a_state_that_cannot_be_saved_is_named_and_keeps_the_last_checkpoint(fol
     assert (folder / "last_checkpoint").read_text() == "model_final.pth"
 
 
-def damage(path, how):
+def corrupt(path, how):
     whole = path.read_bytes()
     path.unlink()
     if how == "cut":
@@ -123,32 +123,32 @@ def damage(path, how):
 
 
 @pytest.mark.parametrize("how", ["cut", "missing", "bit", "pipe"])
-def test_a_resume_skips_a_damaged_checkpoint_with_a_warning_and_never_takes_other_files(folder, log, how):
+def test_a_resume_skips_a_corrupt_checkpoint_with_a_warning_and_never_takes_other_files(folder, log, how):
     checkpointer = Checkpointer(net(), str(folder), counter=Counter(1))
     for iteration in (1, 2, 3):
         checkpointer.save(f"model_{iteration}", iteration=iteration)
     checkpointer.save("model_best", tag_last=False, iteration=1000)
     torch.save(net(5).state_dict(), folder / "pretrained.pth")
-    damage(folder / "model_3.pth", how)
+    corrupt(folder / "model_3.pth", how)
     extra = Checkpointer(net(1), str(folder), counter=Counter()).resume_or_load("")
     assert extra == {"iteration": 2}
     assert any("model_3.pth" in record.getMessage() for record in log.records if record.levelname == "WARNING")
 
 
-def test_a_resume_with_only_damaged_checkpoints_is_an_error(folder):
+def test_a_resume_with_only_corrupt_checkpoints_is_an_error(folder):
     Checkpointer(net(), str(folder)).save("model_1")
-    damage(folder / "model_1.pth", "cut")
-    with pytest.raises(ConfigError, match="undamaged"):
+    corrupt(folder / "model_1.pth", "cut")
+    with pytest.raises(ConfigError, match="intact"):
         Checkpointer(net(1), str(folder)).resume_or_load("")
 
 
 @pytest.mark.parametrize("checkpointables", [None, []])
 @pytest.mark.parametrize("ours", [True, False])
-def test_every_load_verifies_and_a_damaged_file_does_not_change_the_model(folder, ours, checkpointables):
+def test_every_load_verifies_and_a_corrupt_file_does_not_change_the_model(folder, ours, checkpointables):
     Checkpointer(net(), str(folder)).save("model")
     if not ours:
         torch.save(net().state_dict(), folder / "model.pth")
-    damage(folder / "model.pth", "bit")
+    corrupt(folder / "model.pth", "bit")
     other = net(1)
     with pytest.raises(ConfigError, match=r"model\.pth"):
         Checkpointer(other).load(str(folder / "model.pth"), checkpointables)

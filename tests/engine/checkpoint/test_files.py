@@ -81,7 +81,7 @@ def test_truncated_and_other_files_are_refused(path):
     truncated = [whole[:length] for length in range(0, len(whole), 61)]
     for content in (*truncated, b"", b"some text", pickle.dumps({"model": 1})):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"model\.pth is (damaged|cut short)"):
+        with pytest.raises(ConfigError, match=r"model\.pth is (corrupt|cut short)"):
             verify_checkpoint(str(path))
     for other in (path.parent, path.parent / "gone.pth"):
         with pytest.raises(ConfigError, match=other.name):

@@ -131,7 +131,7 @@ def test_damage_is_detected_and_the_file_is_named(ours, name, damage):
     for call in (verify_folder,) if damage == "lost" else (verify_folder, check_weights, inspect_checkpoint):
         with pytest.raises(ConfigError) as caught:
             call(str(ours))
-        # If the checksums are damaged, the error names their file.
+        # If the checksums are corrupt, the error names their file.
         assert name in str(caught.value) or name == "checksums.json", caught.value
 
 
@@ -197,7 +197,7 @@ def test_a_weight_that_is_an_object_is_never_unpickled(ours, tmp_path):
 
     change_metadata(ours, change, "__0_0.distcp")
     for read in (Checkpointer(net(1)).load, inspect_checkpoint):
-        with pytest.raises(ConfigError, match="is damaged"):
+        with pytest.raises(ConfigError, match="is corrupt"):
             read(str(ours))
     assert not (tmp_path / "attacked").exists()
 
@@ -238,5 +238,5 @@ WRONG = {
 def test_metadata_may_name_only_bytes_of_its_own_files(folder, change):
     os.mkfifo(folder / "pipe")
     change_metadata(folder, change)
-    with pytest.raises(ConfigError, match="is damaged"):
+    with pytest.raises(ConfigError, match="is corrupt"):
         read_checkpoint(str(folder))

@@ -73,12 +73,12 @@ def test_files_of_torch_save_by_all_tools_are_read_and_not_changed(tmp_path, nam
     assert path.read_bytes() == before
 
 
-def test_damaged_and_missing_files_are_refused_by_name(tmp_path, monkeypatch):
+def test_corrupt_and_missing_files_are_refused_by_name(tmp_path, monkeypatch):
     path = tmp_path / "file.safetensors"
     save_file(STATE, path)
     for content in (path.read_bytes()[:-8], b""):
         path.write_bytes(content)
-        assert "file.safetensors is damaged" in refused(path)
+        assert "file.safetensors is corrupt" in refused(path)
     monkeypatch.setitem(__import__("sys").modules, "safetensors", None)
     assert "pip install safetensors" in refused(path)
     torch.save(STATE, tmp_path / "model_final.pth")

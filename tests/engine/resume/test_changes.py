@@ -279,7 +279,7 @@ def test_text_where_a_checkpoint_has_numbers_is_an_error_with_words(make, tmp_pa
         part = part[key]
     part[keys[-1]] = "text"
     torch.save(content, tmp_path / "model_final.pth")
-    with pytest.raises(ConfigError, match=r"in the checkpoint|the checkpoint is damaged|'text'|model_final"):
+    with pytest.raises(ConfigError, match=r"in the checkpoint|the checkpoint is corrupt|'text'|model_final"):
         make(*options, "SOLVER.MAX_ITER", 6, resume=True).train()
 
 

@@ -29,7 +29,7 @@ def test_a_drawn_seed_is_read_from_the_last_checkpoint_if_the_config_is_lost(qui
     DefaultTrainer(first).train()
     for name in {"config.yaml", lost}:
         (tmp_path / "run" / name).unlink()
-    (tmp_path / "run" / "model_0000000.pth").write_bytes(b"damaged")
+    (tmp_path / "run" / "model_0000000.pth").write_bytes(b"corrupt")
     set_up(second, arguments(resume=True))
     assert second.SEED == first.SEED
 

@@ -51,10 +51,10 @@ def find_resumable(checkpointer: Any) -> str:
     others = comm.on_main_process(lambda: _other_checkpoints(checkpointer, last))
     found = first_resumable([os.path.join(folder, name) for name in others], needed)  # in this machine's folder
     if found:
-        logger.warning("Resuming from %s, the newest undamaged checkpoint", found)
+        logger.warning("Resuming from %s, the newest intact checkpoint", found)
     elif tagged:
         raise ConfigError(
-            f"{folder}: there is no undamaged checkpoint of this run; start without --resume, from weights "
+            f"{folder}: there is no intact checkpoint of this run; start without --resume, from weights "
             "(MODEL.WEIGHTS) if you like"
         )
     return found
@@ -172,7 +172,7 @@ def _read(path: str) -> Any:
 
 
 def check_resumable(path: str, needed: Collection[str]) -> None:
-    """Check that a local checkpoint is undamaged and holds everything a resume needs. All ranks call it.
+    """Check that a local checkpoint is intact and holds everything a resume needs. All ranks call it.
 
     Args:
         path: the file, or a sharded checkpoint's folder.

@@ -8,7 +8,7 @@ from small_runs import Counter
 from torch import nn
 
 from hookline.engine.checkpoint import Checkpointer
-from hookline.engine.checkpoint.candidates import newest_first
+from hookline.engine.checkpoint.find_checkpoint import newest_first
 
 
 def sorted_names(folder):
