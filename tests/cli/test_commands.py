@@ -1,4 +1,4 @@
-"""The commands that need no trained run, and one that makes one. Their mistakes are in promises/test_wrong_uses.py."""
+"""The commands that need no trained run, and one that makes one. Mistakes are in promises/test_wrong_commands.py."""
 
 import csv
 import io

@@ -5,9 +5,11 @@
 - ``test_fault_sweep.py``: so does one after a fault of the disk or a kill at any of its file operations.
 - ``test_ranks_equal_one.py``: several processes train as one does.
 - ``test_exit_codes.py``: signals, failures and time limits end a run soon, with their exit codes, and nothing is lost.
-- ``test_wrong_uses.py``: a mistake is refused in a message that names key, place and cure, and nothing changes on disk.
+- ``test_wrong_configs.py``, ``test_wrong_commands.py``, ``test_wrong_arguments.py``: a mistake is refused in a message
+  that names key, place and cure, and nothing changes on disk.
 - ``test_every_key.py``: an unusual value of any config key works or is refused.
-- ``test_legitimate_uses.py``: what people do trains as it is, and no file of theirs is harmed.
+- ``test_legitimate_scripts.py``, ``test_legitimate_models.py``: what people write trains as it is.
+- ``test_legitimate_files.py``: so it does in a folder with files of theirs, and none of these is harmed.
 - ``test_readme.py``: commands, snippets and links of README and docs work.
 """
 

@@ -1,4 +1,4 @@
-"""tools/train_net.py. What it refuses is in tests/promises/test_wrong_uses.py, its exit codes in test_exit_codes.py."""
+"""tools/train_net.py. Mistakes are in promises/test_wrong_commands.py, exit codes in promises/test_exit_codes.py."""
 
 import json
 import re

@@ -52,7 +52,7 @@ def test_adapter_is_built_from_the_config():
 COMPILED = {"ENABLED": True}
 
 
-# Other wrong values of MODEL are in tests/promises/test_wrong_uses.py.
+# Other wrong values of MODEL are in tests/promises/test_wrong_configs.py.
 @pytest.mark.parametrize(
     ("check", "keys", "message"),
     [
