@@ -221,8 +221,6 @@ _C.SOLVER.AMP.DTYPE = Typed("bfloat16", one_of("bfloat16", "float16"))
 # an error.
 _C.SOLVER.COMPILE_STEP = False
 _C.SOLVER.COMPILE_STEP_ARGS = CN(new_allowed=True)
-# Capture forward and backward pass in a CUDA graph, for batches of one shape. CUDA only.
-_C.SOLVER.CUDA_GRAPH = False
 
 # ---------------------------------------------------------------------------- evaluation
 _C.TEST = CN()
@@ -318,6 +316,8 @@ _C.PARALLEL.ARGS = CN(new_allowed=True)
 _C.PARALLEL.TIMEOUT = Typed("30min", Duration.parse_time)
 _C.register_renamed_key("MODEL.META_ARCHITECTURE", "MODEL.NAME")
 _C.register_renamed_key("SOLVER.IMS_PER_BATCH", "DATALOADER.BATCH_SIZE")
+_GRAPHS = 'set ENABLED to True, and ARGS.mode to "reduce-overhead", which captures CUDA graphs'
+_C.register_renamed_key("SOLVER.CUDA_GRAPH", "MODEL.COMPILE", _GRAPHS)
 
 declare_defaults(_C)
 Config = CN  # for annotations

@@ -36,8 +36,8 @@ from .setup.seeds import seed_all_rng
 from .simple_trainer import SimpleTrainer
 from .solver import SchedulerList, build_grad_clipper, build_lr_scheduler, build_optimizer
 from .solver.build import optimizer_or_problem
+from .solver.multi_optimizer import as_list
 from .solver.schedules import scheduler_hooks
-from .solver.several import combined
 from .train_loop import TrainResult
 
 # detectron2 has these names in this module.
@@ -129,10 +129,9 @@ class DefaultTrainer(SimpleTrainer):
             nonfinite_limit=cfg.SOLVER.NONFINITE_LIMIT,
             strategy=strategy,
             compile_step=dict(cfg.SOLVER.COMPILE_STEP_ARGS) if cfg.SOLVER.COMPILE_STEP else False,
-            cuda_graph=cfg.SOLVER.CUDA_GRAPH,
         )
         # It sets the rate of the first step, and the hook LRScheduler those of the others.
-        self.scheduler = combined(self.build_lr_scheduler(cfg, self.optimizer), SchedulerList)
+        self.scheduler = as_list(self.build_lr_scheduler(cfg, self.optimizer), SchedulerList)
         built = changes.hyperparameters(self.optimizer)
         self._record = {"config": cfg.dump(), "built": built, **changes.sizes(data_loader)}
         left_out = {"optimizer": self.optimizer} if cfg.CHECKPOINT.TRAINABLE_ONLY else {}

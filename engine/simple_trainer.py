@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ..config import ConfigError
 from ..config.errors import loading
 from ..hooks.common import capture_rng, optimizers_of, refuse_closure, restore_rng, set_optimizer_mode, sized
 from ..hooks.event_storage import EventStorage, get_event_storage
@@ -24,7 +25,7 @@ from .parallel.base import Strategy, check_same_weights, check_strategy, overrid
 from .ranks.loss_weights import LossWeights, forward_backward_weighted
 from .resume.state import START_ANEW, check_complete, check_optimizer, data_of_this_rank, rng_of_this_rank
 from .solver.clipping import clipper_of
-from .solver.several import OptimizerList, combined
+from .solver.multi_optimizer import OptimizerList, as_list
 from .step.fast_path import FastOptimizer, backward
 from .step.nonfinite import NonFinitePolicy, check_finite, detect_anomaly, scaled_step
 from .step.old_methods import DataLoaderIter, ThisThread, TrainLoader, adapt_old_methods
@@ -44,7 +45,7 @@ class SimpleTrainer(TrainerBase):
         model: called with a batch, returns a dict of losses or one loss (but see ``adapter``). It is set to train mode.
         data_loader: an iterable of batches. When it ends, an epoch ends, and it is started again.
         optimizer: an optimizer, or a list or dict of optimizers. They are stepped together, or take turns if
-            ``forward`` has a parameter ``optimizer``; see :class:`~hookline.engine.step.turns.Turns`.
+            ``forward`` has a parameter ``optimizer``; see :class:`~hookline.engine.step.alternating.AlternatingStep`.
         gather_metric_period: put the losses into the storage every so many iterations.
         zero_grad_before_forward: clear gradients before the forward pass, so that ``after_step`` can read them.
         async_write_metrics: ignored; metrics never wait for the device. detectron2 has this argument.
@@ -61,7 +62,6 @@ class SimpleTrainer(TrainerBase):
             or "stop" training without it; see :class:`~hookline.engine.step.nonfinite.NonFinitePolicy`.
         nonfinite_limit: this many iterations in a row without an update are an error.
         compile_step: run forward and backward pass as one graph made by ``torch.compile``; a dict has its arguments.
-        cuda_graph: capture forward and backward pass in a CUDA graph.
         strategy: how several processes train the model, which it has wrapped. By default DDP for a model in
             DistributedDataParallel.
 
@@ -105,7 +105,6 @@ class SimpleTrainer(TrainerBase):
         nonfinite: Literal["raise", "skip", "stop"] = "raise",
         nonfinite_limit: int = 100,
         compile_step: bool | Mapping[str, Any] = False,
-        cuda_graph: bool = False,
         strategy: Strategy | None = None,
     ) -> None:
         super().__init__()
@@ -116,7 +115,7 @@ class SimpleTrainer(TrainerBase):
         model.train()
         self.model = model
         self.data_loader = data_loader
-        self.optimizer: Any = combined(optimizer, OptimizerList)
+        self.optimizer: Any = as_list(optimizer, OptimizerList)
         if type(self).run_step is SimpleTrainer.run_step and type(self).optimizer_step is SimpleTrainer.optimizer_step:
             for one in optimizers_of(self.optimizer):
                 refuse_closure(type(one))
@@ -142,10 +141,16 @@ class SimpleTrainer(TrainerBase):
         self._backward = overridden_method(self.strategy, "backward") or backward
         self._fast = FastOptimizer(self.optimizer, overridden_method(self.strategy, "step"))
         self._whole_step: Any = None
-        if compile_step is not False or cuda_graph or isinstance(self.optimizer, OptimizerList):
-            from .step.graphs import whole_step  # only where it is used
+        if isinstance(self.optimizer, OptimizerList):
+            from .step.alternating import AlternatingStep, takes_turns  # only where it is used
 
-            self._whole_step = whole_step(compile_step, cuda_graph, self)
+            self._whole_step = AlternatingStep() if takes_turns(model) else None
+        if compile_step is not False:
+            from .step.compiled_step import CompiledStep
+
+            if self._whole_step is not None:
+                raise ConfigError("SOLVER.COMPILE_STEP: optimizers cannot take turns in a graph; set it to False")
+            self._whole_step = CompiledStep({} if compile_step is True else compile_step)
         self._averaging_ranks = comm.get_world_size() if self.strategy.averages else 1
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -162,8 +167,8 @@ class SimpleTrainer(TrainerBase):
         start = time.perf_counter()
         batch = self._batches.micro_batches(self.accumulation_steps, self.fetch) if weighted else self.fetch()
         data_time = time.perf_counter() - start
-        if self._whole_step is not None and self._whole_step.run(self, batch, data_time):
-            return
+        if self._whole_step is not None:
+            return self._whole_step.run(self, batch, data_time)
         if self.zero_grad_before_forward:
             self.zero_grad()
         loss_dict = forward_backward_weighted(self, batch) if weighted else self.forward_backward(batch)

@@ -13,8 +13,8 @@ from .build import (
     model_summary,
     resolve_device,
 )
-from .changes import checkpoint_activations
 from .gpt import GPT, TransformerBlock
+from .model_options import checkpoint_activations
 from .zoo import MLP, ConvNet, CrossEntropyLoss, ResNet, TokenCrossEntropyLoss
 
 __all__ = [

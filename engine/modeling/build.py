@@ -14,7 +14,7 @@ from ...config.signatures import Parameters, bind, is_function_of_two, parameter
 from .. import comm
 from ..parallel.base import build_strategy
 from .adapters import ModelAdapter, check_names
-from .changes import change_model
+from .model_options import apply_model_options
 
 MODEL_REGISTRY = Registry("MODEL", nn.Module)
 """Models for ``MODEL.NAME``, called with ``MODEL.ARGS`` (and ``cfg`` if that is their first parameter)."""
@@ -113,7 +113,7 @@ def build_model(cfg: CfgNode) -> nn.Module:
         model = model.to(device)
     wanted = cfg.MODEL
     if wanted.COMPILE.ENABLED or wanted.CHANNELS_LAST or wanted.SYNC_BATCHNORM or wanted.ACTIVATION_CHECKPOINTING:
-        model = change_model(cfg, model, device)
+        model = apply_model_options(cfg, model, device)
     return model
 
 

@@ -107,9 +107,8 @@ def replay_step(
         The report of :func:`replay` without ``compared``; and rank 0's metrics of the replay.
     """
     replayed = _replay_config(run, cfg, overrides)
-    for key in ("COMPILE_STEP", "CUDA_GRAPH"):  # the parts of such a step cannot be seen
-        if replayed.SOLVER[key]:
-            replayed.SOLVER[key], overrides = False, [*overrides, f"SOLVER.{key}", False]
+    if replayed.SOLVER.COMPILE_STEP:  # the parts of such a step cannot be seen
+        replayed.SOLVER.COMPILE_STEP, overrides = False, [*overrides, "SOLVER.COMPILE_STEP", False]
     *others, recorder = hooks or [StepRecorder(iteration)]
     assert isinstance(recorder, StepRecorder)
     curves: Mapping[str, Curve] = {}

@@ -24,7 +24,7 @@ from ..checkpoint import unwrap_model
 from ..checkpoint.weights import read_checkpoint
 from ..setup.seeds import set_seed
 from ..solver import LRMultiplier
-from ..solver.several import schedulers_of
+from ..solver.multi_optimizer import schedulers_of
 from ..train_loop import TrainResult
 from .lengths import (
     apply_lengths,

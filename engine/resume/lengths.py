@@ -14,8 +14,8 @@ from ...hooks.common import length_of
 from ...hooks.control.lr_scheduler import follow_rates
 from ...hooks.writers.periodic import PeriodicWriter
 from ..solver import LRMultiplier, SchedulerList
+from ..solver.multi_optimizer import as_list, schedulers_of, solver_parts
 from ..solver.schedules import iterations_of, resolve_schedule
-from ..solver.several import combined, schedulers_of, solver_parts
 
 __all__ = [
     "apply_lengths",
@@ -182,7 +182,7 @@ def apply_lengths(trainer: Any, cfg: CfgNode) -> None:
             warnings.simplefilter("ignore")
             for one in former:
                 follow_rates(one)
-            trainer.scheduler = combined(trainer.build_lr_scheduler(cfg, trainer.optimizer), SchedulerList)
+            trainer.scheduler = as_list(trainer.build_lr_scheduler(cfg, trainer.optimizer), SchedulerList)
         for new, old in zip(schedulers_of(trainer.scheduler), former, strict=True):
             new.load_state_dict(old.state_dict())
             new.step(new.last_epoch)

@@ -34,8 +34,8 @@ from ..modeling.build import LOSS_SLOT, MODEL_SLOT
 from ..parallel.base import check_parallel
 from ..solver import check_solver
 from ..solver.build import OPTIMIZER_SLOT
+from ..solver.multi_optimizer import solver_parts
 from ..solver.schedules import SCHEDULE_SLOT, plateau_metric
-from ..solver.several import solver_parts
 
 __all__ = [
     "HOOK_SLOT",
@@ -248,8 +248,8 @@ def _check_step(cfg: CfgNode) -> None:
     clip = cfg.SOLVER.CLIP_GRADIENTS
     if not clip.ENABLED and clip != get_cfg().SOLVER.CLIP_GRADIENTS:
         logger.warning("SOLVER.CLIP_GRADIENTS: nothing is clipped, since its ENABLED is False")
-    if cfg.SOLVER.COMPILE_STEP or cfg.SOLVER.COMPILE_STEP_ARGS or cfg.SOLVER.CUDA_GRAPH:
-        from ..step.graphs import check_step_config  # only where it is used
+    if cfg.SOLVER.COMPILE_STEP or cfg.SOLVER.COMPILE_STEP_ARGS:
+        from ..step.compiled_step import check_step_config  # only where it is used
 
         check_step_config(cfg)
 

@@ -3,9 +3,9 @@
 from .build import OPTIMIZER_REGISTRY, build_optimizer, check_solver
 from .clipping import GradClipper, build_grad_clipper, maybe_add_gradient_clipping
 from .lr_scheduler import LRMultiplier, LRScheduler, WarmupCosineLR, WarmupMultiStepLR, WarmupParamScheduler
+from .multi_optimizer import OptimizerList, SchedulerList
 from .param_groups import get_default_optimizer_params, reduce_param_groups
 from .schedules import LR_SCHEDULER_REGISTRY, build_lr_scheduler
-from .several import OptimizerList, SchedulerList
 
 __all__ = [
     "LR_SCHEDULER_REGISTRY",

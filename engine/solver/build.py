@@ -15,6 +15,7 @@ from ...config.components import Slot, errors_at
 from ...config.values import ObjectName
 from ...hooks.common import is_sharded, refuse_closure, start_momentum
 from .clipping import build_grad_clipper, maybe_add_gradient_clipping
+from .multi_optimizer import NothingToTrainError, OptimizerList, parameters_of_parts, solver_parts
 from .param_groups import (
     apply_param_rules,
     check_param_rules,
@@ -24,7 +25,6 @@ from .param_groups import (
     warn_of_unused,
 )
 from .schedules import build_lr_scheduler, check_scheduler
-from .several import NothingToTrainError, OptimizerList, parameters_of_parts, solver_parts
 
 # The others are imported from here by code written for detectron2.
 __all__ = [

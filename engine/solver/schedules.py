@@ -33,8 +33,8 @@ from ...hooks.control.lr_scheduler import (
     takes_epoch,
 )
 from ...hooks.evaluation import names_function
+from .multi_optimizer import OptimizerList, SchedulerList, solver_parts
 from .param_groups import full_config, warn_of_unused
-from .several import OptimizerList, SchedulerList, solver_parts
 
 __all__ = [
     "LR_SCHEDULER_REGISTRY",

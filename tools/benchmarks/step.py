@@ -25,7 +25,7 @@ def _gpu(folder: str) -> dict[str, Run]:
     cfg.merge_from_list(["MODEL.DEVICE", "cuda", "SOLVER.AMP.ENABLED", True, "SOLVER.CHECKPOINT_PERIOD", 0])
     cfg.DATALOADER.BATCH_SIZE = 256
     runs = {"by hand": by_hand(plain_parts(cfg), "cuda"), "default": default(cfg)}
-    for key in ("MODEL.COMPILE.ENABLED", "SOLVER.COMPILE_STEP", "SOLVER.CUDA_GRAPH"):
+    for key in ("MODEL.COMPILE.ENABLED", "SOLVER.COMPILE_STEP"):
         faster = cfg.clone()
         faster.merge_from_list([key, True])
         runs[key] = default(faster)

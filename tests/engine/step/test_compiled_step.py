@@ -276,8 +276,8 @@ def test_a_scaler_and_an_unknown_backend_are_refused():
     [
         (["SOLVER.COMPILE_STEP_ARGS.backened", "eager"], r"COMPILE_STEP_ARGS\.backened.*did you mean"),
         (["SOLVER.COMPILE_STEP_ARGS.fullgraph", False], r"COMPILE_STEP_ARGS\.fullgraph"),
-        (["SOLVER.COMPILE_STEP_ARGS.mode", "reduce-overhead"], r"COMPILE_STEP_ARGS\.mode.*CUDA_GRAPH"),
-        (["SOLVER.CUDA_GRAPH", True], "CUDA_GRAPH"),
+        (["SOLVER.COMPILE_STEP_ARGS.mode", "reduce-overhead"], r"COMPILE_STEP_ARGS\.mode.*MODEL\.COMPILE\.ARGS\.mode"),
+        (["SOLVER.COMPILE_STEP_ARGS.mode", "max-autotune"], "COMPILE_STEP_ARGS.mode"),
     ],
 )
 def test_a_config_with_unsupported_settings_is_refused(overrides, match):
@@ -285,3 +285,8 @@ def test_a_config_with_unsupported_settings_is_refused(overrides, match):
     cfg.merge_from_list(["MODEL.DEVICE", "cpu", "SOLVER.COMPILE_STEP", True, *overrides])
     with pytest.raises(ConfigError, match=match):
         check_config(cfg)
+
+
+def test_the_removed_key_of_captured_steps_is_an_error_that_says_what_to_write():
+    with pytest.raises(ConfigError, match=r"CUDA_GRAPH was renamed to MODEL\.COMPILE: .*reduce-overhead"):
+        get_cfg().merge_from_list(["SOLVER.CUDA_GRAPH", True])

@@ -12,8 +12,6 @@ from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.step.nonfinite import skip_on_device
 from hookline.hooks import CallbackHook, ExceptionCheckpointer, PeriodicCheckpointer
 
-from .test_cuda_graph import Replayed
-
 GOOD, BAD_GRADIENT, BAD_LOSS = 1.0, 3e38, math.nan
 
 
@@ -46,7 +44,7 @@ def sgd(parameters, **kwargs):
 
 def make(way, batches, **kwargs):
     net = Net()
-    cls, optimizer = SimpleTrainer, sgd(net.parameters(), fused=way in ("late", "captured", "late and captured"))
+    cls, optimizer = SimpleTrainer, sgd(net.parameters(), fused=way == "late")
     if way == "accumulated":
         kwargs["accumulation_steps"] = 2
     elif way == "two optimizers":
@@ -55,17 +53,13 @@ def make(way, batches, **kwargs):
         kwargs["clip_gradients"] = lambda parameters: nn.utils.clip_grad_value_(parameters, 10.0)
     elif way == "compiled":
         kwargs["compile_step"] = {"backend": "eager"}
-    elif way.startswith("late"):
+    elif way == "late":
         cls = Late
     trainer = cls(net, batches, optimizer, **kwargs)
-    if "captured" in way:
-        trainer._whole_step = Replayed()
-        trainer._whole_step.device_type = trainer._device_type()
     return trainer
 
 
-WAYS = ("plain", "accumulated", "two optimizers", "clipped", "compiled", "captured", "late", "late and captured")
-# Captured steps begin after three ordinary ones.
+WAYS = ("plain", "accumulated", "two optimizers", "clipped", "compiled", "late")
 VALUES = [GOOD, GOOD, GOOD, GOOD, BAD_GRADIENT, GOOD]
 
 
@@ -99,7 +93,7 @@ def test_an_infinite_gradient_of_a_finite_loss_does_not_reach_the_weights(way, t
     failed = make(way, data(*VALUES))
     with pytest.raises(FloatingPointError, match=r"gradient.* at iteration 4"):
         failed.train(0, 6)
-    assert weights(failed) == after[5 if way.startswith("late") else 4]  # another step ran before the flags were read
+    assert weights(failed) == after[5 if way == "late" else 4]  # another step ran before the flags were read
 
     skipped = make(way, data(*VALUES), nonfinite="skip", gather_metric_period=3)
     result = train_and_save(tmp_path / "skip", skipped)

@@ -11,7 +11,7 @@ from ...hooks.common import unwrap_model
 from ..modeling.adapters import ModelAdapter
 from ..ranks.loss_weights import forward_backward_weighted
 
-__all__ = ["Turns", "takes_turns"]
+__all__ = ["AlternatingStep", "takes_turns"]
 
 
 def takes_turns(model: nn.Module) -> bool:
@@ -19,7 +19,7 @@ def takes_turns(model: nn.Module) -> bool:
     return "optimizer" in inspect.signature(unwrap_model(model).forward).parameters
 
 
-class Turns:
+class AlternatingStep:
     """A step with one turn for each optimizer, in their order.
 
     In a turn the model is called with the name of the optimizer as its argument ``optimizer``, and the losses that it
@@ -37,8 +37,8 @@ class Turns:
     def check(self, trainer: Any, usual: type) -> None:
         """Everything that a usual step supports works in turns, too."""
 
-    def run(self, trainer: Any, batch: Any, data_time: float) -> bool:
-        """Run a step, except for reading its batch; see :class:`Turns`."""
+    def run(self, trainer: Any, batch: Any, data_time: float) -> None:
+        """Run a step, except for reading its batch; see the class."""
         optimizers, adapter = trainer.optimizer, trainer.adapter
         total: Any = 0.0
         try:
@@ -64,7 +64,6 @@ class Turns:
             if trainer._averaging_ranks > 1:
                 trainer.storage.over_ranks["total_loss"] = "loss"
             trainer.storage.put_scalar("total_loss", total)
-        return True
 
     def _adapter(self, adapter: ModelAdapter, model: nn.Module, name: str) -> Any:
         """Return an adapter that gives the model the name of an optimizer, as its argument ``optimizer``."""

@@ -1,4 +1,4 @@
-"""Changes to a built model, as MODEL asks for them: batch norm, memory format, checkpointing, compilation."""
+"""Options of ``MODEL`` for a built model: batch norm, memory format, activation checkpointing, compilation."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,12 @@ from ...config import CfgNode, ConfigError
 from ...hooks.common import describe_no_match, matches
 from .. import comm
 
-__all__ = ["change_model", "checkpoint_activations", "outermost_matches"]
+__all__ = ["apply_model_options", "checkpoint_activations", "outermost_matches"]
 
 logger = logging.getLogger(__name__)
 
 
-def change_model(cfg: CfgNode, model: nn.Module, device: torch.device) -> nn.Module:
+def apply_model_options(cfg: CfgNode, model: nn.Module, device: torch.device) -> nn.Module:
     """Change a model as ``cfg.MODEL`` asks for it. Names of its weights stay.
 
     Raises:
@@ -34,9 +34,6 @@ def change_model(cfg: CfgNode, model: nn.Module, device: torch.device) -> nn.Mod
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     checkpoint_activations(model, cfg.MODEL.ACTIVATION_CHECKPOINTING)
     if cfg.MODEL.COMPILE.ENABLED:
-        from .inductor import use_exact_sums  # importing inductor takes a second
-
-        use_exact_sums(cfg.MODEL.COMPILE.ARGS)
         parts = outermost_matches(model, cfg.MODEL.COMPILE.MODULES, "MODEL.COMPILE.MODULES") or [model]
         try:
             for part in parts:

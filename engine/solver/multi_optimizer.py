@@ -15,7 +15,7 @@ __all__ = [
     "NothingToTrainError",
     "OptimizerList",
     "SchedulerList",
-    "combined",
+    "as_list",
     "parameters_of_parts",
     "schedulers_of",
     "solver_parts",
@@ -99,7 +99,7 @@ def schedulers_of(scheduler: Any) -> list[Any]:
     return list(scheduler) if isinstance(scheduler, SchedulerList) else [scheduler]
 
 
-def combined(parts: Any, kind: type) -> Any:
+def as_list(parts: Any, kind: type) -> Any:
     """Return a list, tuple or mapping as a ``kind``, and a single object as it is. A trainer needs an optimizer."""
     if parts is None and kind is OptimizerList:
         raise ConfigError("the optimizer is None: pass one, or a list or dict of them")

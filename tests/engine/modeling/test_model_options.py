@@ -7,7 +7,7 @@ from torch import nn
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import comm
 from hookline.engine.modeling import MLP, ConvNet, build_model, checkpoint_activations
-from hookline.engine.modeling.changes import _to_sync_batchnorm
+from hookline.engine.modeling.model_options import _to_sync_batchnorm
 
 
 class Dropping(nn.Module):
