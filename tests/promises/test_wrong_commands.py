@@ -52,7 +52,7 @@ COMMANDS = [
     ("config", "error: "),
     ("config explain SOLVER.BASE_RL", "there is no config key 'SOLVER.BASE_RL'; did you mean 'SOLVER.BASE_LR'?"),
     ("config explain SEED HOOKS", "error: hookline config explain: wrong number of words"),
-    ("config list modle", "there is no registry 'modle'; did you mean 'MODEL'? Known: MODEL, LOSS, "),
+    ("config list", "argument TOOL: invalid choice: 'list' (choose from 'explain', 'diff', 'check')"),
     ("config diff base.yaml none.yaml", "none.yaml: cannot read this config file: No such file or directory"),
     ("config diff fifo base.yaml", "fifo/config.yaml: is not a regular file"),
     ("config check base.yaml MODEL.NAME MPL", "did you mean 'MLP'?"),

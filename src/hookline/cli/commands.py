@@ -252,7 +252,7 @@ def diverge(args: argparse.Namespace) -> int:
 
 @_command(
     "hookline config explain SOLVER.BASE_LR",
-    _arg("tool", choices=("explain", "list", "diff", "check"), metavar="TOOL", help="one of these four"),
+    _arg("tool", choices=("explain", "diff", "check"), metavar="TOOL", help="one of these three"),
     _arg("words", nargs="*", metavar="WORD", help="what the tool takes"),
     torch=False,
 )
@@ -260,7 +260,6 @@ def config(args: argparse.Namespace) -> None:
     """Explain, compare and check configs.
 
     explain [KEY]                what a key, section or component means; all keys
-    list [REGISTRY]              the components of a registry; all registries
     diff OLD NEW                 differences of two config files or runs
     check FILE [KEY VALUE ...]   whether a run would accept it; touches nothing
     """
@@ -284,12 +283,9 @@ def config(args: argparse.Namespace) -> None:
         check_config(cfg)
         print(f"{word}: valid")
     else:
-        from hookline.engine.setup.explain import explain, list_components, list_registries
+        from hookline.cli.explain import explain
 
-        if args.tool == "explain":
-            print(explain(word))
-        else:
-            print(list_components(word) if word else list_registries())
+        print(explain(word))
 
 
 @_command(

@@ -1,4 +1,4 @@
-"""The texts of ``hookline config explain`` and ``list``: what keys mean, and what registered components take."""
+"""The text of ``hookline config explain``: what keys mean, and what registered components take."""
 
 import inspect
 import re
@@ -6,29 +6,28 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from ...config import CfgNode, Duration, Typed, UnknownKeyError, defaults, get_cfg, suggest
-from ...config.components import Slot
-from ...config.duration import FORMS, LENGTH_FORMS, TIME_FORMS
-from ...config.signatures import parameters_of
-from ...config.values import OneOf
-from ..data.build import SAMPLER_SLOT
-from ..data.datasets import TEST_SLOT, TRAIN_SLOT
-from ..data.loader import COLLATE_REGISTRY
-from ..evaluation.build import EVALUATOR_SLOT, METRICS_SLOT
-from ..modeling.build import LOSS_SLOT, MODEL_SLOT
-from ..parallel.base import STRATEGY_SLOT
-from ..solver.build import OPTIMIZER_SLOT
-from ..solver.schedules import SCHEDULE_SLOT
-from .check import HOOK_SLOT, WRITER_SLOT
+from hookline.config import CfgNode, Duration, Typed, UnknownKeyError, defaults, get_cfg, suggest
+from hookline.config.components import Slot
+from hookline.config.duration import FORMS, LENGTH_FORMS, TIME_FORMS
+from hookline.config.signatures import parameters_of
+from hookline.config.values import OneOf
+from hookline.engine.data.build import SAMPLER_SLOT
+from hookline.engine.data.datasets import TEST_SLOT, TRAIN_SLOT
+from hookline.engine.data.loader import COLLATE_REGISTRY
+from hookline.engine.evaluation.build import EVALUATOR_SLOT, METRICS_SLOT
+from hookline.engine.modeling.build import LOSS_SLOT, MODEL_SLOT
+from hookline.engine.parallel.base import STRATEGY_SLOT
+from hookline.engine.setup.check import HOOK_SLOT, WRITER_SLOT
+from hookline.engine.solver.build import OPTIMIZER_SLOT
+from hookline.engine.solver.schedules import SCHEDULE_SLOT
 
-__all__ = ["explain", "key_comments", "list_components", "list_registries"]
+__all__ = ["explain", "key_comments"]
 
 _SLOTS = (
     *(MODEL_SLOT, LOSS_SLOT, TRAIN_SLOT, TEST_SLOT, SAMPLER_SLOT, OPTIMIZER_SLOT, SCHEDULE_SLOT, EVALUATOR_SLOT),
     *(METRICS_SLOT, HOOK_SLOT, WRITER_SLOT, STRATEGY_SLOT),
     Slot(COLLATE_REGISTRY, "DATALOADER.COLLATE_FN.NAME"),
 )
-_REGISTRIES = {slot.registry._name: slot for slot in _SLOTS}  # a slot of each
 _KEY = re.compile(r"_C\.([A-Z][A-Z0-9_.]*) = ")
 _DURATIONS: dict[Any, str] = {
     Duration.parse: FORMS,
@@ -48,56 +47,25 @@ def explain(name: str) -> str:
     Raises:
         UnknownKeyError: there is neither a key nor a component of that name; the message suggests the nearest.
     """
-    cfg, wanted = get_cfg(), name.strip().strip(".")
+    cfg, wanted = get_cfg(), name.strip(".")
     keys = ["", *cfg.full_keys()]
-    key = next((key for key in keys if key.upper() == wanted.upper()), None)
-    if key is not None:
-        return "\n".join(filter(str.strip, _about_key(cfg, key)))
-    components = [(slot, one, target) for slot in _REGISTRIES.values() for one, target in slot.registry]
-    owners = [owner for owner in components if owner[1] == wanted]
-    if owners:
-        return "\n\n".join(_about_component(*owner) for owner in owners)
+    for key in keys:
+        if key.upper() == wanted.upper():
+            return "\n".join(filter(str.strip, _about_key(cfg, key)))
+    slots = {id(slot.registry): slot for slot in _SLOTS}.values()  # one of each registry
+    components = [(slot, one, target) for slot in slots for one, target in slot.registry]
+    if texts := [_about_component(*component) for component in components if component[1] == wanted]:
+        return "\n\n".join(texts)
     hint = suggest(name, [*keys, *(one for _, one, _ in components)])
     raise UnknownKeyError(f"there is no config key '{name}'{hint or '.'} All keys: hookline config explain")
 
 
-def list_registries() -> str:
-    """Return a line for each registry: how many components it has, and the keys that name them."""
-    lines = []
-    for label, one in _REGISTRIES.items():
-        named_by = ", ".join(slot.key for slot in _SLOTS if slot.registry is one.registry)
-        lines.append(f"{label:<14}{len(list(one.registry)):>3}  {named_by}")
-    return "\n".join(lines)
-
-
-def list_components(registry: str) -> str:
-    """Return the components of a registry, each with the first sentence of its docstring.
-
-    Args:
-        registry: such as ``"MODEL"``, ``"model"``, ``"models"`` or ``"MODEL_REGISTRY"``.
-
-    Raises:
-        UnknownKeyError: there is no such registry; the message lists all.
-    """
-    label = registry.upper().replace("-", "_").removesuffix("_REGISTRY")
-    label = next((one for one in (label, label[:-1], label[:-2]) if one in _REGISTRIES), label)
-    if label not in _REGISTRIES:
-        hint = suggest(label, _REGISTRIES) or "."
-        raise UnknownKeyError(f"there is no registry '{registry}'{hint} Known: {', '.join(_REGISTRIES)}")
-    lines = [f"{name}: {_first_sentence(target.__doc__ or '')}" for name, target in sorted(_REGISTRIES[label].registry)]
-    return "\n".join([*lines, "Arguments: hookline config explain NAME"])
-
-
-def key_comments(source: str | None = None) -> dict[str, str]:
-    """Return the comment of each key: the one above it, or above the first of the lines of keys that it is in.
-
-    Args:
-        source: the text of a file such as ``config/defaults.py``, which is the default.
-    """
+def key_comments() -> dict[str, str]:
+    """Return the comment of each key: the one above it, or above the first of the lines of keys that it is in."""
     comments: dict[str, str] = {}
     block: list[str] = []
     comment = ""
-    for line in (source or inspect.getsource(defaults)).splitlines():
+    for line in inspect.getsource(defaults).splitlines():
         if line.startswith("# ") and not line.startswith("# ---"):
             block.append(line[2:].strip())
         elif match := _KEY.match(line):
@@ -131,10 +99,9 @@ def _about_key(cfg: CfgNode, key: str) -> Iterator[str]:
         yield f"  type: {_type_text(section.declared(part) or Typed(node, type(node)))}"
     for slot in _SLOTS:
         if slot.key == key:
-            yield f"  names: {', '.join(sorted(name for name, _ in slot.registry))}; or package.module:Name"
-            yield f"  details: hookline config list {slot.registry._name.lower()}"
-    if key.endswith("ARGS"):
-        yield "  details: hookline config explain NAME, such as AdamW"
+            yield "  names (arguments: hookline config explain NAME), or package.module:Name of your own:"
+            for name, target in sorted(slot.registry):
+                yield f"    {name}: {_first_sentence(target.__doc__ or '')}"
 
 
 def _type_text(declared: Typed) -> str:
