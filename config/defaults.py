@@ -243,9 +243,9 @@ _C.TEST.GENERATE = CN(new_allowed=True)
 _C.TEST.SANITY_CHECK_BATCHES = _count(2)
 # Checked at the end: lists of [set, metric, expected value, tolerance]. If one is missed, the tools exit with 1.
 _C.TEST.EXPECTED_RESULTS = []
-# Format of --predict's files, OUTPUT_DIR/inference/<test set>/predictions.<format>: "jsonl" (an object per sample),
-# "csv" (a table) or "npz" (an array per output of the model).
-_C.TEST.PREDICTIONS_FORMAT = Typed("jsonl", one_of("jsonl", "csv", "npz"))
+# Format of --predict's files, OUTPUT_DIR/inference/<test set>/predictions.<format>: "jsonl" (an object per sample)
+# or "npz" (an array per output of the model).
+_C.TEST.PREDICTIONS_FORMAT = Typed("jsonl", one_of("jsonl", "npz"))
 # Columns: "prediction" (all outputs; also if empty), "class", "class_name", "probability", "target", "file", or entries
 # of dict batches.
 _C.TEST.PREDICTIONS_COLUMNS = []

@@ -1,14 +1,12 @@
 """Write a model's predictions for a data set to a file, in the order of the data set, on any number of ranks.
 
-No rank holds more than a batch. Each rank writes its rows to a part beside the file; the main rank merges the parts.
+Each rank writes its rows to a part beside the file; the main rank merges the parts. No rank holds more than a batch,
+but for "npz", whose arrays the main rank holds.
 """
 
-import codecs
-import csv
 import json
 import os
 import pickle
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -38,14 +36,14 @@ def write_predictions(outputs: Iterable[Any], folder: str, *, format: str = "jso
         outputs: outputs of this rank, batch by batch: a tensor (N, ...), a list of N values, or several of these in a
             dict, dataclass or named tuple. An output without a name is named "prediction".
         folder: shared by all machines.
-        format: "jsonl" and "csv" have the column "index", the sample's index over all ranks. In "csv" an output of
-            several numbers has the columns "name_0", "name_1", ... "npz" has one array (N, ...) per output.
+        format: "jsonl" has an object for each sample, with the entry "index", the sample's index over all ranks. "npz"
+            has one array (N, ...) per output.
 
     Returns:
         The file and its number of samples.
 
     Raises:
-        ConfigError: the outputs are not a batch, or have different names or (for "csv" and "npz") different shapes.
+        ConfigError: the outputs are not a batch, or have (for "npz") different names or shapes.
     """
     one_of(*_MERGE)(format)
     path = os.path.join(folder, f"predictions.{format}")
@@ -67,7 +65,7 @@ def write_predictions(outputs: Iterable[Any], folder: str, *, format: str = "jso
         try:
             if missing := [one for one in parts if not one.is_file()]:
                 raise ConfigError(f"{missing[0]} is not here: {folder} must be one folder of all machines")
-            replace_file(path, lambda file: _MERGE[format](file, parts, sum(counts)))
+            replace_file(path, lambda file: _MERGE[format](file, _batches(parts)))
         finally:
             for one in parts:
                 one.unlink(missing_ok=True)
@@ -123,73 +121,30 @@ def _batches(parts: Iterable[Path]) -> Iterator[_Columns]:
                 yield pickle.load(file)
 
 
-def _lines(parts: Iterable[Path]) -> Iterator[str]:
-    """Yield each sample's JSON object."""
+def _merge_lines(file: IO[bytes], batches: Iterable[_Columns]) -> None:
+    """Write each sample's JSON object on a line."""
     index = 0
-    for columns in _batches(parts):
+    for columns in batches:
         lists = [values.tolist() if isinstance(values, np.ndarray) else values for values in columns.values()]
         for row in zip(*lists, strict=True):
-            yield json.dumps({"index": index, **dict(zip(columns, row, strict=True))})
+            file.write(f"{json.dumps({'index': index, **dict(zip(columns, row, strict=True))})}\n".encode())
             index += 1
 
 
-def _merge_lines(file: IO[bytes], parts: Sequence[Path], count: int) -> None:
-    for line in _lines(parts):
-        file.write(f"{line}\n".encode())
-
-
-def _merge_table(file: IO[bytes], parts: Sequence[Path], count: int) -> None:
-    # Text is quoted: Python 3.11 would not quote a carriage return, which readers take for the end of a row.
-    table = csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
-    header: list[str] = []
-    for line in _lines(parts):
-        cells = dict(_flat(json.loads(line), ""))
-        if not header:
-            header = list(cells)
-            table.writerow(header)
-        if list(cells) != header:
-            raise ConfigError(
-                f"sample {cells['index']} has the columns {list(cells)[1:9]}, the first one {header[1:9]}; use jsonl"
-            )
-        table.writerow(cells.values())
-
-
-def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict | list):
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _flat(item, f"{name}_{key}" if name else str(key))
-    else:
-        yield name, value
-
-
-def _array(name: str, values: Any) -> np.ndarray:
+def _merge_arrays(file: IO[bytes], batches: Iterable[_Columns]) -> None:
+    """Write one array (N, ...) for each output."""
+    of_batches = list(batches)
+    names = of_batches[0] if of_batches else {}
     try:
-        return np.asarray(values)
-    except ValueError as error:  # lists of other lengths
-        raise ConfigError(f"npz cannot hold the output {name!r} ({error}); use jsonl") from error
+        arrays = {name: np.concatenate([columns[name] for columns in of_batches]) for name in names}
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"the outputs differ in names or sizes between samples ({error}); use jsonl") from error
+    if objects := [name for name, array in arrays.items() if array.dtype.hasobject]:
+        raise ConfigError(f"npz cannot hold the output {objects[0]!r}, which has Python objects; use jsonl")
+    np.savez(file, **arrays)
 
 
-def _merge_arrays(file: IO[bytes], parts: Sequence[Path], count: int) -> None:
-    """Write one array (count, ...) for each output, batch by batch: :func:`numpy.savez` needs whole arrays."""
-    first = {name: _array(name, values) for name, values in next(_batches(parts), {}).items()}
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for name, head in first.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                header = {"descr": np.lib.format.dtype_to_descr(head.dtype), "fortran_order": False}
-                np.lib.format.write_array_header_1_0(entry, {**header, "shape": (count, *head.shape[1:])})
-                for columns in _batches(parts):
-                    array = _array(name, columns.get(name))
-                    same = (array.dtype, array.shape[1:]) == (head.dtype, head.shape[1:])
-                    if not same or array.dtype.hasobject or columns.keys() != first.keys():
-                        raise ConfigError(
-                            f"the output {name!r} has other types or sizes in some samples, or Python objects, or is "
-                            "not the same in all batches: npz cannot hold it; use jsonl"
-                        )
-                    entry.write(array.tobytes())
-
-
-_MERGE: dict[str, Callable[[IO[bytes], Sequence[Path], int], None]]
-_MERGE = {"jsonl": _merge_lines, "csv": _merge_table, "npz": _merge_arrays}
+_MERGE: dict[str, Callable[[IO[bytes], Iterable[_Columns]], None]] = {"jsonl": _merge_lines, "npz": _merge_arrays}
 
 
 # ---------------------------------------------------------------------------- the columns

@@ -111,7 +111,7 @@ HOOKS = [
     ("TEST: {METRICS: []}", "TEST.METRICS is empty"),
     ("TEST: {EXPECTED_RESULTS: [[synthetic, accuracy, 0.9]]}", "is not [set, metric, expected value, tolerance]"),
     ("TEST: {EXPECTED_RESULTS: [[a, accuracy, 0.9, 0.1]]}", "there is no 'a/accuracy' among synthetic/"),
-    ("TEST: {PREDICTIONS_FORMAT: xml}", "'xml' is not one of 'jsonl', 'csv', 'npz'"),
+    ("TEST: {PREDICTIONS_FORMAT: csv}", "'csv' is not one of 'jsonl', 'npz'"),
     ("CHECKPOINT: {BEST: {METRIC: synthetic/acc}}", "did you mean 'synthetic/accuracy'?"),
     ("CHECKPOINT: {BEST: {KEEP: 0}}", "CHECKPOINT.BEST.KEEP: must be at least 1"),
     ("CHECKPOINT: {LOAD_BEST_AT_END: True}", "CHECKPOINT.LOAD_BEST_AT_END: needs CHECKPOINT.BEST.METRIC"),

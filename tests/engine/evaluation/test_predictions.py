@@ -1,6 +1,5 @@
 """Rows of predictions, and their columns."""
 
-import csv
 import json
 from collections import namedtuple
 from dataclasses import dataclass
@@ -32,20 +31,6 @@ def test_each_sample_is_a_line_with_its_index_and_outputs(tmp_path):
     assert rows[3] == {"index": 3, "twice": [12.0, 14.0], "name": "s, 6\n"}
     assert [row["index"] for row in rows] == [0, 1, 2, 3, 4]
     assert [entry.name for entry in (tmp_path / "inference/set").iterdir()] == ["predictions.jsonl"]
-
-
-def test_a_table_has_a_column_for_each_number(tmp_path):
-    def rows(outputs):
-        path, _ = write_predictions(outputs, str(tmp_path), format="csv")
-        with open(path, newline="") as file:
-            return list(csv.DictReader(file))
-
-    found = rows(map(double, BATCHES))
-    assert len(found) == 5
-    assert found[3] == {"index": "3", "twice_0": "12.0", "twice_1": "14.0", "name": "s, 6\n"}
-    nested = {"a": [{"b": [1, 2.5], "c": None}], "d": torch.ones(1, 2, 1, dtype=torch.bool), "e": ['x,"y"']}
-    values = {"a_b_0": "1", "a_b_1": "2.5", "a_c": "", "d_0_0": "True", "d_1_0": "True", "e": 'x,"y"'}
-    assert rows([nested]) == [{"index": "0", **values}]
 
 
 def test_arrays_equal_the_models_outputs(tmp_path):
@@ -84,7 +69,7 @@ def test_outputs_of_all_usual_forms_are_rows(tmp_path, outputs, expected):
         ([torch.tensor(1.0)], "jsonl", "'prediction'"),
         ([{"a": torch.zeros(2), "b": torch.zeros(3)}], "jsonl", "one value per sample"),
         ([torch.zeros(1, 2), torch.zeros(1, 3)], "npz", "use jsonl"),
-        ([[[1], [1, 2]]], "csv", "sample 1"),
+        ([[{"a": 1}, {"b": 2}]], "npz", "Python objects"),
     ],
 )
 def test_outputs_that_cannot_be_written_are_an_error_and_keep_the_old_file(tmp_path, outputs, format, message):
@@ -97,7 +82,7 @@ def test_outputs_that_cannot_be_written_are_an_error_and_keep_the_old_file(tmp_p
 
 
 def test_without_samples_the_file_is_empty(tmp_path):
-    for format in ("jsonl", "csv", "npz"):
+    for format in ("jsonl", "npz"):
         assert write_predictions([], str(tmp_path), format=format) == (str(tmp_path / f"predictions.{format}"), 0)
 
 
