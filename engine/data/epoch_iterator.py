@@ -4,7 +4,6 @@ import copy
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
 from typing import Any
 
 from ...config import ConfigError
@@ -55,24 +54,21 @@ class EpochIterator:
     ) -> None:
         self._given: Any = loader, length
         self.loader = loader.loader if isinstance(loader, LimitedLoader) else loader
+        self.listener = listener
+        self.epoch = self.position = 0
+        self.num_samples: int | None = None
         self._stateful = has_state(self.loader)
         self._measure()
-        self._pass = 0
-        # Samples (over all ranks) that the current pass skipped; batches read since.
-        self._origin = self._read = 0
-        self.epoch = 0
-        self.position = 0
-        self.listener = listener
+        self._pass = 0  # number of the pass, if epochs are only counted
+        self._samples = 0  # samples (over all ranks) before the next batch, in the present pass
         self._iterator: Iterator[Any] | None = None
         self._skipping = False
-        # A loaded state whose next batch was not read yet; and whether its iterator existed when it was saved.
-        self._state: Mapping[str, Any] | None = None
-        self._existed = False
+        self._state: Mapping[str, Any] | None = None  # a loaded state whose next batch was not read yet
         self._begun = -1  # the last epoch that begin_epoch() was called in
         self._follows_indices = False
-        # The indices of the last batch, and of those that workers have read ahead.
+        # The indices of the last batch, and of those that workers read ahead.
+        self._indices: Any = None
         self._noted: deque[Any] | None = None
-        self.num_samples: int | None = None
         # Micro-batches per batch: those that are asked for, and those that the iterator makes; and those left to yield.
         self._parts = self._made_parts = 1
         self._left = deque[tuple[Any, int | None]]()
@@ -84,42 +80,42 @@ class EpochIterator:
         if self._left:
             batch, self.num_samples = self._left.popleft()
             return batch
-        if self.position == self.length or self._skipping:
+        if self.ended:
             self._roll()
         if self._made_parts != self._parts and self._iterator is not None:
             self._start_again()
         if self._iterator is None:
             self._iterator = self._start()
-        if self._noted and self._read:
-            self._noted.popleft()
         # No "except StopIteration": objects made in an except block keep the exception, and so this frame and the
         # loader's workers, alive until the garbage collector runs.
         read = next(self._iterator, _END)
         if read is _END:
             read = self._start_over()
         self.position += 1
-        self._read += 1
-        if self._parts > 1 or type(read) is Collated:
-            return self._first_of(read)
-        self.num_samples = None
+        self._samples += self._size
+        self._state = None
+        if self._noted:
+            self._indices = self._noted.popleft()
+        if type(read) is Collated or self._parts > 1:
+            read = self._first_of(read)
+        else:
+            self.num_samples = None
         return read
 
     def _first_of(self, read: Any) -> Any:
         """Return the first micro-batch, and keep the others for the next calls; the batch itself if it is whole."""
-        batches, sizes = read if type(read) is Collated else Collated([read], [None])
-        if self._parts == 1:
-            if len(batches) > 1:
-                raise RuntimeError(
-                    f"the data loader makes {self._made_parts} micro-batches of each batch until its pass ends: read "
-                    "them with SOLVER.ACCUMULATION_STEPS, or use a loader with state_dict()"
-                )
-            [batch], [self.num_samples] = batches, sizes
-            return batch
-        is_whole = len(batches) == 1 and (sizes[0] is None or self._made_parts == 1)
-        self._left.extend(
-            split_batch(batches[0], self._parts, sizes[0]) if is_whole else zip(batches, sizes, strict=True)
-        )
-        batch, self.num_samples = self._left.popleft()
+        found = read if type(read) is Collated else [(read, None)]
+        if self._parts > 1:
+            whole, size = found[0]
+            is_cut = len(found) > 1 or (size is not None and self._made_parts > 1)
+            self._left.extend(found if is_cut else split_batch(whole, self._parts, size))
+            found = [self._left.popleft()]
+        elif len(found) > 1:
+            raise RuntimeError(
+                f"the data loader makes {self._made_parts} micro-batches of each batch until its pass ends: read them "
+                "with SOLVER.ACCUMULATION_STEPS, or use a loader with state_dict()"
+            )
+        [(batch, self.num_samples)] = found
         return batch
 
     def micro_batches(self, parts: int, fetch: Callable[[], Any]) -> list[tuple[Any, int | None]]:
@@ -151,7 +147,10 @@ class EpochIterator:
 
         Call this before restoring random generators: DataLoaders draw a number, and may start workers, when they start.
         """
-        if self._iterator is None and self._existed:
+        state = self._state
+        if state is None or self._iterator is not None:
+            return
+        if not state.get("skipped") if "loader" in state else state["position"]:
             self._iterator = self._start()
 
     def begin_epoch(self) -> None:
@@ -174,8 +173,8 @@ class EpochIterator:
                 "stay as they were computed when the trainer was built",
                 *(self.epoch, self.length, before),
             )
-        if self.is_loaded and not self._stateful:
-            self._seek()
+        if self._state is not None and not self._stateful:
+            self._seek(self._state)
 
     @property
     def differs_by_rank(self) -> bool:
@@ -185,7 +184,7 @@ class EpochIterator:
     @property
     def is_loaded(self) -> bool:
         """Whether a position was loaded, and no batch was read since."""
-        return self._state is not None and not self._read
+        return self._state is not None
 
     @property
     def ended(self) -> bool:
@@ -218,12 +217,12 @@ class EpochIterator:
         Raises:
             AttributeError: they are not known.
         """
-        if not self._noted:
+        if self._indices is None:
             raise AttributeError(
                 "trainer.sample_indices is there from after_fetch on, if a hook has uses_indices = True (a function: "
                 "@on(..., uses_indices=True)); if it joined during a pass over the data, from the next pass on"
             )
-        return self._noted[0]
+        return self._indices
 
     @property
     def order(self) -> int:
@@ -235,7 +234,7 @@ class EpochIterator:
     @property
     def samples_before(self) -> int:
         """Samples (over all ranks) before the last batch read, in the current pass over the loader."""
-        return self._origin + (self._read - 1) * self._sampler.batch_size
+        return self._samples - self._size
 
     def without_loader(self) -> "EpochIterator":
         """Return a copy with the position, which keeps neither the loader nor its workers."""
@@ -249,7 +248,7 @@ class EpochIterator:
         If it was loaded, this loader is positioned there. If batches of its epoch were read, the next batch starts a
         new epoch.
         """
-        if other._state is not None and other.is_loaded:
+        if other._state is not None:
             self.load_state_dict(other._state)
         else:
             self.epoch, self._skipping = other.epoch, other.position > 0
@@ -261,20 +260,15 @@ class EpochIterator:
     def next_epoch(self) -> None:
         """Start to count the next epoch."""
         if self._endless:
-            # The data set may change, so the stream of its indices begins again at this position.
-            if takes_start(self._sampler) and hasattr(self._sampler, "batch_size"):
-                self._origin += self._read * self._sampler.batch_size
-                self._read, self._iterator = 0, None
-        elif self._skipping or self._cut:
-            self._iterator = None
-        elif self._iterator is not None and exact_length(self.loader) is not None:
-            rest = next(self._iterator, _END)  # has the loader do what it does after its last batch
-            self._iterator = None if rest is _END else chain([rest], self._iterator)
+            if self._can_seek:  # the data set may change, so the stream of its indices begins again at this position
+                self._iterator = None
+        else:
+            self._samples = 0
+            if self._skipping or self._cut:
+                self._iterator = None
         self._skipping, self._state = False, None
         self.epoch += 1
         self.position = 0
-        if not self._endless:
-            self._origin = self._read = 0
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch: epoch, batches and samples (over all ranks), or the loader's state.
@@ -290,11 +284,9 @@ class EpochIterator:
             # The loader's state may be that of an epoch that ends here.
             state["skipped"] = (self._skipping or (self.ended and self._cut > 0)) and not self._endless
             return state
-        batch_size = getattr(self._sampler, "batch_size", None)
-        if batch_size is not None:
-            over = self.ended and not self._endless
-            state["samples"] = 0 if over else self._origin + self._read * batch_size
-            state["batch_size"] = batch_size
+        if self._size:
+            state["samples"] = 0 if self.ended and not self._endless else self._samples
+            state["batch_size"] = self._size
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -305,78 +297,72 @@ class EpochIterator:
         Returns:
             Whether the loader could be positioned. If not, its epoch starts from the beginning.
         """
-        self._iterator, self._state = None, state
-        self.epoch, self._pass = state["epoch"], state.get("pass", 0)
-        self._origin, self._read, self._begun = 0, 0, -1
-        if self._stateful and "loader" in state:
-            self.loader.load_state_dict(state["loader"])
-            self.position, self._skipping, self._existed = state["position"], False, not state.get("skipped")
-            if not self._existed:
-                self._start()  # makes the loader use its state; the rest of that epoch is skipped
-            return True
-        self._existed = state["position"] > 0
-        return self._seek()
+        self._iterator, self._state, self._begun = None, state, -1
+        self.epoch, self._pass, self._samples = state["epoch"], state.get("pass", 0), 0
+        if not self._stateful or "loader" not in state:
+            return self._seek(state)
+        self.loader.load_state_dict(state["loader"])
+        self.position, self._skipping = state["position"], False
+        if state.get("skipped"):
+            self._start()  # makes the loader use its state; the rest of that epoch is skipped
+        return True
 
-    def _seek(self) -> bool:
+    def _seek(self, state: Mapping[str, Any]) -> bool:
         """Go to the loaded position of a loader without a state of its own."""
-        state: Any = self._state
-        position, samples = state["position"], state.get("samples", 0)
-        self.position = self._origin = 0
+        position, samples, size = state["position"], state.get("samples", 0), self._size
+        self.position = self._samples = 0
         self._skipping = False
         if not position and not samples:
             return True
-        size = getattr(self._sampler, "batch_size", None)
-        if not samples or size is None or not takes_start(self._sampler):
+        if not samples or not self._can_seek:
             logger.warning(
                 "The data loader cannot start in the middle of an epoch (it has neither set_epoch(epoch, start) nor "
                 "state_dict(); see docs/data.md): epoch %d starts from its beginning",
                 self.epoch,
             )
             return False
-        self._origin = samples
+        self._samples = samples
         if self._endless:  # the batches of the epoch, in the present batch size
-            self.position = position * state.get("batch_size", size) // size
-            if self.length is not None:
-                self.position = min(self.position, self.length - 1)
+            self.position = min(position * state.get("batch_size", size) // size, self.length - 1)
             return True
         if hasattr(self._sampler, "batches_after"):
             left = self._sampler.batches_after(samples)
         else:
             left = None if self.length is None else self.length + self._cut + samples // -size
-        if self.length is None or left is None:
+        if left is None:
             self.position = -(-samples // size)
-        elif left > self._cut:
-            self.position = self.length + self._cut - left
-        else:  # the rest is less than a batch, and DROP_LAST is set; or the data set is shorter now
-            self._skipping = True
+        else:
+            # None is left if the rest is less than a batch, and DROP_LAST is set; or the data set is shorter now.
+            self._skipping = left <= self._cut
+            self.position = 0 if self._skipping else self.length + self._cut - left
         return True
 
     def _measure(self) -> None:
         """Set what depends on the loader's length."""
-        (given, limit), own = self._given, length_of(self.loader)
-        length = limit(given) if callable(limit) else limit
-        if isinstance(given, LimitedLoader):
-            length = given.limit if length is None else min(length, given.limit)
-        self.length = own if length is None else length if own is None else min(length, own)
+        (given, length), own = self._given, length_of(self.loader)
+        limits = length(given) if callable(length) else length, length_of(given)
+        self.length: Any = min((limit for limit in limits if limit is not None), default=None)
         if self.length == 0:
             raise ValueError("the data loader is empty: it has no batches")
-        self._sampler = _sampler(self.loader)
-        # A loader with its own state may start in the middle of a pass.
-        self._exact = None if self._stateful else exact_length(self.loader)
         # Epochs are only counted; passes over the loader are numbered separately.
-        self._endless = own is None and length is not None
+        self._endless = own is None and self.length is not None
         # Unused batches at the end of each pass.
-        self._cut = 0 if own is None or self.length is None else own - self.length
+        self._cut = 0 if own is None else own - self.length
+        # The loader's batch sampler, its sampler or itself: the first that has set_epoch.
+        owners = getattr(self.loader, "batch_sampler", None), getattr(self.loader, "sampler", None), self.loader
+        self._sampler = next((owner for owner in owners if hasattr(owner, "set_epoch")), None)
+        self._size = getattr(self._sampler, "batch_size", None) or 0
+        self._can_seek = bool(self._size) and not self._stateful and takes_start(self._sampler)
 
     def _start(self) -> Iterator[Any]:
         if self._begun != self.epoch:  # nobody has called it
             self.begin_epoch()
         sampler, number = self._sampler, self._pass if self._endless else self.epoch
-        if self._origin:
-            sampler.set_epoch(number, start=self._origin)
+        if self._samples and self._can_seek:
+            sampler.set_epoch(number, start=self._samples)
         elif sampler is not None:
             sampler.set_epoch(number)
-        self._noted = None
+        self._noted = self._indices = None
         if isinstance(sampler, GlobalBatchSampler):
             self._noted = sampler.noted = deque() if self._follows_indices else None
         self._made_parts = self._parts
@@ -384,7 +370,7 @@ class EpochIterator:
 
     def _start_again(self) -> None:
         """Have the loader make another number of micro-batches, from the next batch on if it has a position."""
-        if self._stateful or takes_start(self._sampler):
+        if self._stateful or self._can_seek:
             with preserve_rng():
                 self.load_state_dict(self.state_dict())
                 self._begun = self.epoch
@@ -401,29 +387,23 @@ class EpochIterator:
 
     def _start_over(self) -> Any:
         """The loader has ended: start the next pass and read its first batch."""
-        if self._exact is not None and self.position:
-            raise ended_early(self.position, self._exact)
+        # A loader with its own state may start in the middle of a pass.
+        exact = None if self._stateful else exact_length(self.loader)
+        if exact is not None and self.position:
+            raise ended_early(self.position, exact)
         self._iterator = None
         if self._endless:
             self._pass += 1
-            self._origin = self._read = 0
+            self._samples = 0
         elif self.position:
             self._roll()
         self._iterator = self._start()
         read = next(self._iterator, _END)
         if read is _END:
-            if self._exact is not None:
-                raise ended_early(0, self._exact)
+            if exact is not None:
+                raise ended_early(0, exact)
             raise RuntimeError(
                 f"the data loader has no batch in its next pass (epoch {self.epoch}): it is empty, or a generator that "
                 "can be read only once; use a loader that can be read again"
             )
         return read
-
-
-def _sampler(loader: Any) -> Any:
-    """The loader's batch sampler, its sampler or itself: the first that has ``set_epoch``."""
-    for owner in (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None), loader):
-        if hasattr(owner, "set_epoch"):
-            return owner
-    return None

@@ -8,7 +8,7 @@ from dataclasses import is_dataclass
 from functools import partial
 from itertools import chain, islice, repeat
 from operator import is_not
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -128,11 +128,8 @@ class SeededLoader(WorkerLoader):
             return super().__iter__()
 
 
-class Collated(NamedTuple):
-    """What is read at once: a batch, or its micro-batches, and the number of samples of each, if it is known."""
-
-    batches: list[Any]
-    sizes: list[int | None]
+class Collated(list[tuple[Any, int | None]]):
+    """What is read at once: a batch or its micro-batches, each with its number of samples, None if it is not known."""
 
 
 class Collate:
@@ -149,10 +146,10 @@ class Collate:
 
     def __call__(self, samples: Any) -> Collated:
         if not isinstance(samples, list):  # a data set with __getitems__ may return a batch
-            return Collated([self.collate(samples)], [None])
+            return Collated([(self.collate(samples), None)])
         pieces = cut(samples, self.parts)
         kept = [piece for piece in pieces if present(piece)] or pieces[:1]
-        return Collated(list(map(self.collate, kept)), list(map(present, kept)))
+        return Collated((self.collate(piece), present(piece)) for piece in kept)
 
 
 def cut(samples: Any, parts: int) -> list[Any]:
@@ -207,14 +204,12 @@ class _BatchReader(Dataset[Any]):
             self._drawn |= drawn
 
     def _read_parts(self, indices: Sequence[int]) -> Any:
-        if not self._parts:
-            return self._read(indices, may_be_empty=True)[0]
-        if self._parts == 1:
-            batch, number = self._read(indices, may_be_empty=True)
-            return Collated([batch], [number])
+        if self._parts < 2:
+            whole = self._read(indices, may_be_empty=True)
+            return Collated([whole]) if self._parts else whole[0]
         pieces = cut(indices, self._parts)
-        read = [one for one in map(self._read, pieces) if one[1]] or [self._read(pieces[0], may_be_empty=True)]
-        return Collated(*map(list, zip(*read, strict=True)))
+        read = [one for one in map(self._read, pieces) if one[1]]
+        return Collated(read or [self._read(pieces[0], may_be_empty=True)])
 
     def _read(self, indices: Sequence[int], may_be_empty: bool = False) -> tuple[Any, int]:
         """Return a batch and its number of samples, with the generators seeded for each sample.
@@ -282,30 +277,30 @@ def _has_note(error: Exception) -> bool:
 def iterate(loader: Any, parts: int = 1) -> Iterator[Any]:
     """Read the batches of a loader.
 
-    A DataLoader whose collate function gets samples makes ``parts`` micro-batches of them: :class:`Collated`. This is a
-    plain loop for one without workers: the batches are the same. Batches of other loaders are as they are.
+    A DataLoader whose collate function gets samples makes ``parts`` micro-batches of them: :class:`Collated`. Batches
+    of other loaders are as they are. A DataLoader without workers is read by a plain loop, which gives the same.
     """
     if isinstance(loader, LimitedLoader):
         return islice(iterate(loader.loader, parts), loader.limit)
+    if (
+        type(loader) in (DataLoader, SeededLoader)
+        and not (loader.num_workers or loader.pin_memory or torch.autograd._profiler_enabled())
+        and not isinstance(loader.dataset, IterableDataset)
+    ):
+        indices = iter(loader._index_sampler)
+        # iter() draws a seed for its workers here. Draw it too, so that later random numbers are the same.
+        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        if loader.batch_sampler is None:  # the samples are batches already
+            return _batches(lambda index: loader.collate_fn(loader.dataset[index]), indices)
+        reader = _BatchReader(loader.dataset, Collate(loader.collate_fn, parts), getattr(loader, "seed", None))
+        return _batches(reader.__getitems__, indices)
     if not collates(loader):
         return iter(loader)
-    collate: Any = Collate(loader.collate_fn, parts)
-    if (
-        type(loader) not in (DataLoader, SeededLoader)
-        or loader.num_workers
-        or loader.pin_memory
-        or isinstance(loader.dataset, IterableDataset)
-        or torch.autograd._profiler_enabled()
-    ):
-        if loader.persistent_workers:  # they keep the function
-            loader = _reader_of(loader, collate)
-        with swapped(loader, collate_fn=collate):
-            return iter(loader)
-    indices = iter(loader.batch_sampler)
-    # iter() draws a seed for its workers here. Draw it too, so that later random numbers are the same.
-    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-    reader = _BatchReader(loader.dataset, collate, getattr(loader, "seed", None))
-    return _batches(reader.__getitems__, indices)
+    collate = Collate(loader.collate_fn, parts)
+    if loader.persistent_workers:  # they keep the function
+        loader = _reader_of(loader, collate)
+    with swapped(loader, collate_fn=collate):
+        return iter(loader)
 
 
 def _reader_of(loader: Any, collate: Collate) -> Any:
@@ -376,7 +371,7 @@ def whole_pass(loader: Iterable[Any]) -> Iterator[tuple[Any, int | None]]:
         except SystemExit as error:  # which could end the program with success
             raise RuntimeError(f"the data loader called sys.exit({error.code!r}) after {read} batches") from error
         read += 1
-        [batch], [number] = found if type(found) is Collated else ([found], [None])
+        [(batch, number)] = found if type(found) is Collated else [(found, None)]
         yield batch, number
     if length is not None and read < length:
         raise ended_early(read, length)

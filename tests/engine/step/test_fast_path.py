@@ -113,5 +113,10 @@ def test_batches_and_random_numbers_equal_the_loaders(make):
         return str(list(iterator_of(make()))), torch.rand(1).item()
 
     assert read(
-        lambda loader: (read.batches[0] if isinstance(read, Collated) else read for read in iterate(loader))
+        lambda loader: (read[0][0] if isinstance(read, Collated) else read for read in iterate(loader))
     ) == read(iter)
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 4}, {"batch_size": None}])
+def test_a_loader_without_workers_is_read_without_torchs_iterator(options):
+    assert not isinstance(iterate(DataLoader(PLAIN, **options)), type(iter(DataLoader(PLAIN))))
