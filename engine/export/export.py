@@ -5,7 +5,6 @@ import inspect
 import io
 import json
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import hookline
 from ...config import CfgNode, ConfigError, get_cfg, name_of, suggest
 from ...config.errors import first_line, printable
 from ...config.files.atomic import replace_file
-from ...runs.reading import WRITTEN_BY, check_output
+from ...runs.reading import check_output
 from ..checkpoint.matching import plain_name
 from ..checkpoint.weights import choose_weights, find_checkpoint, read_checkpoint
 from ..data import build_test_loader, build_train_loader
@@ -98,8 +97,8 @@ def export_weights(
 
     Args:
         source: see :func:`~hookline.engine.checkpoint.weights.find_checkpoint`.
-        output: the file, in a folder that is created if it is missing. An existing one is replaced if an export wrote
-            it.
+        output: the file, in a folder that is created if it is missing. An existing one is replaced, unless it is the
+            source or a file that a run needs.
         weights: which weights: see :func:`~hookline.engine.checkpoint.weights.choose_weights`.
         format: "safetensors", or "pth" for ``torch.save(model.state_dict())``; by default from the extension. A
             safetensors file stores shared weights once, with their other names in its metadata.
@@ -119,9 +118,7 @@ def export_weights(
     if format == "safetensors":
         _write_safetensors(state, output, metadata)
     else:
-        marked = OrderedDict(state)
-        marked.written_by = WRITTEN_BY  # type: ignore[attr-defined]
-        _replace(output, lambda file: torch.save(marked, file))
+        _replace(output, lambda file: torch.save(state, file))
         metadata = {}
     return _exported(output, format, state, metadata)
 
