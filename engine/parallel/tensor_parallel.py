@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from ...config import ConfigError, suggest
 from ...config.errors import first_line
@@ -134,9 +135,9 @@ def splits(parameter: Any, dim: str) -> bool:
 def comparing_widths(model: nn.Module, mesh: Any, plan: Plan) -> Iterator[None]:
     """Check in the model's first forward pass in the block that nothing between split layers needs the whole width.
 
-    Two more passes are compared. In the second, each layer that leaves its output split has it gathered, and each
-    layer that takes a split input takes its part of the whole one. What is between them then computes over the whole
-    width, as in one process. All ranks call the model together.
+    The outputs of two more passes are compared. In the second, the outputs of "colwise" layers are gathered, and
+    "rowwise" layers take their part of a whole input: what is between them computes over the whole width, as in one
+    process. All ranks call the model together.
 
     Args:
         model: the model, whose layers are split.
@@ -144,51 +145,39 @@ def comparing_widths(model: nn.Module, mesh: Any, plan: Plan) -> Iterator[None]:
         plan: how.
 
     Raises:
-        ConfigError: in the forward pass: a layer's input differs by more than rounding.
+        ConfigError: in the forward pass: the outputs differ by more than rounding.
     """
     from torch.distributed.tensor import DTensor, Shard
 
     giving, taking = _ends(model, _assign(model, plan))
-    usual: list[torch.Tensor] = []  # some rows of the inputs of the layers in `taking`, in the order of their calls
-    found: list[str] = []
 
     def gather(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
         return DTensor.from_local(output, mesh, [Shard(output.ndim - 1)], run_check=False).full_tensor()
 
-    def take(name: str, args: Any) -> Any:
-        part = args[0].chunk(mesh.size(), dim=-1)[mesh.get_local_rank()]
-        expected = usual.pop(0)
-        rounding = max(1e-3, 2 * torch.finfo(part.dtype).eps)
-        if (_some_rows(part) - expected).norm() > rounding * expected.norm():
-            found.append(name)
-        return part, *args[1:]
+    def take(module: nn.Module, args: Any) -> Any:
+        return args[0].chunk(mesh.size(), dim=-1)[mesh.get_local_rank()], *args[1:]
 
-    @contextmanager
-    def hooked(whole: bool) -> Iterator[None]:
-        with ExitStack() as hooks:
-            for name in taking:
-                keep = lambda module, args: usual.append(_some_rows(args[0]))  # noqa: E731
-                check = lambda module, args, name=name: take(name, args)  # noqa: E731
-                layer = model.get_submodule(name)
-                hooks.callback(layer.register_forward_pre_hook(check if whole else keep, prepend=True).remove)
-            for name in giving if whole else ():
-                hooks.callback(model.get_submodule(name).register_forward_hook(gather).remove)
-            yield
-
+    @torch.no_grad()
     def compare(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         first.remove()
-        try:
-            for whole in (False, True):
-                with torch.no_grad(), preserve_rng(gpus_of(model)), hooked(whole):
-                    module(*args, **kwargs)
-        except (RuntimeError, ValueError, TypeError) as error:  # the model expects its part of the width
-            found.clear()
-            logger.info("PARALLEL.ARGS.plan: not compared with whole layers (%s)", first_line(error))
-        if problem := next((names[0] for names in comm.all_gather(found) if names), ""):
+        with preserve_rng(gpus_of(model)):
+            split = module(*args, **kwargs)
+        with preserve_rng(gpus_of(model)), ExitStack() as hooks:
+            for name in giving:
+                hooks.callback(model.get_submodule(name).register_forward_hook(gather).remove)
+            for name in taking:
+                hooks.callback(model.get_submodule(name).register_forward_pre_hook(take, prepend=True).remove)
+            try:
+                whole = module(*args, **kwargs)
+            except (RuntimeError, ValueError, TypeError) as error:  # the model expects its part of the width
+                logger.info("PARALLEL.ARGS.plan: not compared with whole layers (%s)", first_line(error))
+                return
+        pairs = zip(tree_leaves(split), tree_leaves(whole), strict=True)
+        if any(comm.all_gather(any(_differ(one, other) for one, other in pairs))):
             raise ConfigError(
-                f"PARALLEL.ARGS.plan: an operation before {problem}, such as softmax or a norm, needs the whole width, "
-                'and each rank has a part of it. Use "colwise->replicate" for the layer before it and '
-                f'"replicate->rowwise" for {problem}'
+                f"PARALLEL.ARGS.plan: an operation between {giving[0]} and {taking[0]}, or a later pair, needs "
+                "the whole width, such as softmax or a norm, and each rank has a part of it. Use "
+                '"colwise->replicate" for the layer before it and "replicate->rowwise" for the one after it'
             )
 
     first = model.register_forward_hook(compare, with_kwargs=True)
@@ -199,8 +188,12 @@ def comparing_widths(model: nn.Module, mesh: Any, plan: Plan) -> Iterator[None]:
         first.remove()
 
 
-def _some_rows(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().reshape(-1, tensor.shape[-1])[:64].float()
+def _differ(one: Any, other: Any) -> bool:
+    """Return whether two outputs differ by more than rounding."""
+    if not isinstance(one, torch.Tensor) or not one.is_floating_point():
+        return False
+    rounding = max(1e-4, 2 * torch.finfo(one.dtype).eps)
+    return bool((one.float() - other.float()).norm() > rounding * other.float().norm())
 
 
 # ---------------------------------------------------------------------------- the plan

@@ -232,8 +232,8 @@ def check_a_mesh_or_plan_that_does_not_fit_is_an_error_that_names_it(folder):
         ("Tied", {"plan": {"tokens": gathered, "head": gathered}}, "tokens.weight and head.weight are one parameter"),
         ("Odd", {"plan": {"odd": gathered}}, "2 ranks cannot split odd .* of size 3"),
         ("Odd", {}, "needs a plan, and Odd has no tensor_parallel_plan"),
-        ("Gated", {}, "an operation before mlp_proj, such as softmax or a norm, needs the whole width"),
-        ("Gated", {"param_dtype": "bfloat16"}, "an operation before mlp_proj"),
+        ("Gated", {}, "an operation between .* needs the whole width, such as softmax or a norm"),
+        ("Gated", {"param_dtype": "bfloat16"}, "an operation between .* needs the whole width"),
     ):
         args = {"shard": 1, "tensor": 2} | args
         more = ["MODEL.NAME", f"meshes:{model}", "PARALLEL.NAME", "mesh", "PARALLEL.ARGS", repr(args)]
