@@ -481,7 +481,7 @@ class SimpleTrainer(TrainerBase):
     def prepare_for(self, what: Request) -> None:
         if self._prepared.get(what) == self.iter:
             return
-        self.nonfinite.raise_pending(self, self.ranks_in_sync)
+        self.nonfinite.raise_pending(self)
         if what != "write":
             self.nonfinite.check_weights(self, self.ranks_in_sync)
             # At the end, all ranks are here, whatever hooks they have.

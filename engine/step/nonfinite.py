@@ -13,12 +13,12 @@ from ...config import ConfigError
 from ...hooks.common import is_sharded, local_part, optimizers_of, start_momentum, unwrap_model
 from .. import comm
 
-__all__ = ["NonFinitePolicy", "check_finite", "detect_anomaly", "find_nonfinite", "scaled_step", "skip_on_device"]
+__all__ = ["NonFinitePolicy", "check_finite", "detect_anomaly", "scaled_step", "skip_on_device"]
 
 logger = logging.getLogger(__name__)
 
 # Sets a flag if a tensor of a list has a NaN or an infinity, and multiplies the tensors by a number, here 1. One call
-# checks all tensors, which makes it the cheapest check.
+# checks all tensors of a device and type, which makes it the cheapest check.
 _check_all = torch._amp_foreach_non_finite_check_and_unscale_
 
 # Flags on a device are read when metrics are written or something is saved, and at the latest after this many.
@@ -31,10 +31,7 @@ class NonFinitePolicy:
     On the CPU each step is checked before its update. On other devices the check sets a flag on the device: fused
     optimizers skip the update by themselves, and the flag is read before metrics are written and before anything is
     evaluated or saved. With "raise", an optimizer that is not fused may have updated the weights by then; they are not
-    saved.
-
-    Ranks that hold shards of the gradients exchange the flag in each step with "skip" and "stop". With "raise" a rank
-    that finds something sets its gradients to 0 and asks the others to write: all raise the same error before that.
+    saved. Ranks that hold shards of the gradients exchange the flag in each step.
 
     A skipped step keeps its effect on buffers, such as batch norm's statistics: :meth:`check_weights` names a buffer
     that became NaN.
@@ -62,10 +59,8 @@ class NonFinitePolicy:
         self._unread: list[tuple[int, torch.Tensor, bool]] = []  # iteration, flag, whether it is a gradient scaler's
         self._optimizer: Any = None
         self._waits = True  # on the CPU, reading a result waits for nothing else
-        self._sharded = self._differs = False  # gradients: whether sharded; whether each rank has only a part
-        self._one_kind = True  # of tensors, so that one call checks them
+        self._sharded = self._exchanges = False  # gradients: whether sharded; whether each rank has only a part
         self._flag, self._one = torch.zeros((), dtype=torch.float32), torch.ones((), dtype=torch.float32)
-        self._finding: tuple[int, bool, int, str] | None = None  # the first of this rank, which all ranks will raise
 
     def call_own_check(self, trainer: Any, losses: Mapping[str, torch.Tensor]) -> None:
         """Call a trainer's own ``_detect_anomaly(losses, loss_dict)``, if its class has one, before the update."""
@@ -87,33 +82,24 @@ class NonFinitePolicy:
         """
         if self._optimizer is not trainer.optimizer:
             self._prepare(trainer)
-        if error is not None and type(trainer)._detect_anomaly is not detect_anomaly:
-            error = None
         if not self._waits:
             self._check_on_device(trainer, losses)
             return
-        # A rank that averages gradients with others skips a step only if all do: if the gradients are not finite.
-        skip = error is not None and trainer._averaging_ranks == 1
-        later = self._differs and self._raises_later(trainer)
-        # A scaler checks the gradients itself.
-        if trainer.grad_scaler is None and self._find(self._gradients(), self._flag, exchange=not later).item():
-            skip = True
+        if error is not None and type(trainer)._detect_anomaly is not detect_anomaly:
+            error = None
+        scaled = trainer.grad_scaler is not None  # it checks the gradients itself
+        bad = not scaled and self._find(self._gradients(), self._flag).item()
+        if bad:
             self._flag.zero_()
-        if later and (skip or error is not None):
+        # A rank that averages gradients with others skips a step only if all do: if the gradients are not finite.
+        if bad or (error is not None and trainer._averaging_ranks == 1):
             text = _describe_gradients(trainer, losses) if error is None else str(error)
-            self._note(trainer.iter, error is not None, text)
-            trainer.request_write()
-            for gradient in self._gradients() if skip else ():  # all ranks make the update, which may exchange norms
-                gradient.zero_()
-            return
-        if skip:
-            text = _describe_gradients(trainer, losses) if error is None else str(error)
-            if trainer._averaging_ranks > 1 or self._differs:
+            if trainer._averaging_ranks > 1 or self._exchanges:
                 text = _first_of_all_ranks(text, error is not None)
-            self._skip(trainer, trainer.iter, text)
+            self._apply(trainer, trainer.iter, text)
         elif error is not None and self.policy != "skip":  # of this rank alone: all ranks make the update
-            self._skip(trainer, trainer.iter, f"on rank {comm.get_rank()} {error}", late=True)
-        elif trainer.grad_scaler is None:
+            self._apply(trainer, trainer.iter, f"on rank {comm.get_rank()} {error}", late=True)
+        elif not scaled:
             self.in_a_row = 0
 
     def _prepare(self, trainer: Any) -> None:
@@ -121,7 +107,7 @@ class NonFinitePolicy:
         self._waits = trainer._device_type() == "cpu"
         self._sharded = any(is_sharded(p) for group in trainer.optimizer.param_groups for p in group["params"])
         size = comm.get_world_size()
-        self._differs = size > 1 and (self._sharded or comm.get_data_size() != size)
+        self._exchanges = size > 1 and (self._sharded or comm.get_data_size() != size)
 
     def _gradients(self) -> list[torch.Tensor]:
         """Return the gradients of the present step; of sharded ones this rank's part."""
@@ -132,41 +118,27 @@ class NonFinitePolicy:
                 return list(map(local_part, found))
         return found
 
-    def _raises_later(self, trainer: Any) -> bool:
-        """Whether ranks find different things, and raise an error together before they write, evaluate or save."""
-        return self.policy == "raise" and self._differs and trainer.grad_scaler is None and trainer.ranks_in_sync
-
-    def _note(self, iteration: int, of_loss: bool, text: str) -> None:
-        # Losses come first, since they cause the gradients.
-        self._finding = self._finding or (iteration, not of_loss, comm.get_rank(), text)
-
-    def _find(self, tensors: list[torch.Tensor], found: torch.Tensor, exchange: bool = True) -> torch.Tensor:
+    def _find(self, tensors: list[torch.Tensor], found: torch.Tensor) -> torch.Tensor:
         """Set a flag if something in ``tensors`` is not finite, on any rank. Does not wait for the device."""
         if self._one.device != found.device:
             self._one = torch.ones((), dtype=torch.float32, device=found.device)
-        if self._one_kind:
-            try:
-                _check_all(tensors, found, self._one)
-            except RuntimeError:  # sparse or complex tensors, or tensors of different types or devices
-                self._one_kind = False
-        if not self._one_kind:
-            find_nonfinite(tensors, found)
-        return (comm.all_reduce_sum(found) > 0).to(torch.float32) if self._differs and exchange else found
+        try:
+            _check_all(tensors, found, self._one)
+        except RuntimeError:  # sparse or complex tensors, or tensors of different types or devices
+            _find_in_any(tensors, found)
+        return (comm.all_reduce_sum(found) > 0).to(torch.float32) if self._exchanges else found
 
     def _check_on_device(self, trainer: Any, losses: Mapping[str, torch.Tensor]) -> None:
         device = next(iter(losses.values())).device
-        unchecked = type(trainer)._detect_anomaly is detect_anomaly
-        own = [loss.detach() for loss in losses.values()] if unchecked else []
-        tensors = self._gradients() if trainer.grad_scaler is None else []
-        if trainer._averaging_ranks == 1:
-            tensors += own
-        # A norm for clipping would carry the NaN to ranks that do not skip the update.
-        alone = trainer.clip_gradients is None and self._raises_later(trainer)
-        found = self._find(tensors, torch.zeros((), dtype=torch.float32, device=device), exchange=not alone)
-        if trainer.grad_scaler is None:
+        scaled, alone = trainer.grad_scaler is not None, trainer._averaging_ranks == 1
+        own = [loss.detach() for loss in losses.values()] if type(trainer)._detect_anomaly is detect_anomaly else []
+        tensors = [] if scaled else self._gradients()
+        found = torch.zeros((), dtype=torch.float32, device=device)
+        found = self._find([*tensors, *own] if alone else tensors, found)
+        if not scaled:
             skip_on_device(optimizers_of(trainer.optimizer), found, self.policy)
-        if trainer._averaging_ranks > 1 and self.policy != "skip":  # of this rank alone: all ranks make the update
-            found = find_nonfinite(own, found.clone())
+        if not alone and self.policy != "skip":  # of this rank alone: all ranks make the update
+            found = _find_in_any(own, found.clone())
         self._unread.append((trainer.iter, found, False))
         if len(self._unread) >= _MAX_UNREAD:
             self.raise_pending(trainer)
@@ -186,36 +158,23 @@ class NonFinitePolicy:
         if scale is not None:  # get_scale() would wait for the device
             trainer.storage.put_scalar("grad_scale", scale, smoothing_hint=False)
 
-    def raise_pending(self, trainer: Any, all_ranks: bool = False) -> None:
+    def raise_pending(self, trainer: Any) -> None:
         """Read the flags on the device and apply the policy.
-
-        Args:
-            trainer: the trainer.
-            all_ranks: whether all ranks call this, so that they can exchange what they found.
 
         Raises:
             FloatingPointError: something is NaN or infinite and the policy is "raise", or the limit is reached.
         """
-        if self._unread:
-            self._read_flags(trainer)
-        found = comm.all_gather(self._finding) if all_ranks and self._raises_later(trainer) else [self._finding]
-        if findings := [one for one in found if one is not None]:
-            self._finding = None
-            iteration, _, rank, text = min(findings)
-            raise _error(f"on rank {rank} {text}", iteration)
-
-    def _read_flags(self, trainer: Any) -> None:
+        if not self._unread:
+            return
         unread, self._unread = self._unread, []
         flags = torch.stack([flag.reshape(()).to(unread[0][1].device) for _, flag, _ in unread]).tolist()
-        later = self._raises_later(trainer)
         for (iteration, _, of_scaler), bad in zip(unread, flags, strict=True):
-            text = f"a loss or a gradient is NaN or infinite at iteration {iteration}"
-            if bad and later:
-                self._note(iteration, False, text)
-            elif bad and of_scaler:
+            if bad and of_scaler:
                 self._count(iteration, f"gradients are NaN or infinite at iteration {iteration}")
             elif bad:
-                self._skip(trainer, iteration, text, late=True)
+                self._apply(
+                    trainer, iteration, f"a loss or a gradient is NaN or infinite at iteration {iteration}", True
+                )
             elif iteration != self._counted and (of_scaler or trainer.grad_scaler is None):
                 self.in_a_row = 0
 
@@ -231,16 +190,16 @@ class NonFinitePolicy:
         Raises:
             FloatingPointError: weights or buffers are not finite; the message names the first.
         """
-        model = unwrap_model(trainer.model)
-        weights = {name: p for name, p in _named_parameters(trainer).items() if p.requires_grad and not is_lazy(p)}
-        buffers = {name: buffer for name, buffer in model.named_buffers() if not is_lazy(buffer)}
+        weights = {
+            name: _part(p) for name, p in _named_parameters(trainer).items() if p.requires_grad and not is_lazy(p)
+        }
+        named = unwrap_model(trainer.model).named_buffers()
+        buffers = {name: part for name, one in named if not is_lazy(one) and _has_fractions(part := _part(one))}
         bad: list[str] = []
-        parts = [_part(one) for one in [*weights.values(), *buffers.values()]]
-        norm = nn.utils.get_total_norm([part for part in parts if part.is_floating_point() or part.is_complex()])
-        if not norm.isfinite():  # the norm of finite values can overflow
-            bad = [name for name, one in weights.items() if not _part(one).isfinite().all()]
-            bad += [f"the buffer {name}" for name, one in buffers.items() if _part(one).isnan().any()]
-        if all_ranks and self._differs:
+        if not nn.utils.get_total_norm([*weights.values(), *buffers.values()]).isfinite():  # or it has overflowed
+            bad = [name for name, part in weights.items() if not part.isfinite().all()]
+            bad += [f"the buffer {name}" for name, part in buffers.items() if part.isnan().any()]
+        if all_ranks and self._exchanges:
             bad = next(filter(None, comm.all_gather(bad)), [])
         if bad:
             raise _error(
@@ -252,7 +211,7 @@ class NonFinitePolicy:
 
     # ------------------------------------------------------------------ the policy
 
-    def _skip(self, trainer: Any, iteration: int, text: str, late: bool = False) -> None:
+    def _apply(self, trainer: Any, iteration: int, text: str, late: bool = False) -> None:
         """Apply the policy to a step; ``late``: the update was due, and skipped on the device."""
         if self.policy == "raise":
             raise _error(text, iteration)
@@ -263,8 +222,8 @@ class NonFinitePolicy:
             (trainer.stop if trainer._averaging_ranks > 1 and not late else trainer.request_stop)(text)
         elif self.steps == 1:
             logger.warning("%s; the update is skipped. Skipped updates are counted as nonfinite_steps", text)
-        if self.policy == "stop" or self.steps == 1:
-            _name_replay(trainer, iteration)
+        if (self.policy == "stop" or self.steps == 1) and (command := trainer.replay_command(iteration)):
+            logger.warning("Look at this step: %s", command)
         if self.policy == "skip":
             self._count(iteration, text)
 
@@ -308,27 +267,16 @@ def check_finite(total: Any, values: Mapping[str, Any], iteration: int) -> None:
         raise FloatingPointError(f"the loss is NaN or infinite at iteration {iteration}: {values}")
 
 
-def find_nonfinite(tensors: Iterable[torch.Tensor], found: torch.Tensor) -> torch.Tensor:
-    """Set a flag if a tensor has a NaN or an infinity. Does not wait for the device.
-
-    Args:
-        tensors: tensors of any type; of sharded ones this rank's part is checked. Their values do not change.
-        found: the flag, float32 of shape (); it is set to 1 or not changed.
-
-    Returns:
-        ``found``
-    """
+def _find_in_any(tensors: Iterable[torch.Tensor], found: torch.Tensor) -> torch.Tensor:
+    """Set a flag if a tensor of any kind, or this rank's part of it, has a NaN or an infinity; return the flag."""
     groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for part in map(_part, tensors):
-        if part.is_floating_point():
-            groups.setdefault((part.device, part.dtype), []).append(part)
-        else:  # complex
-            found.copy_(torch.maximum(found, (~part.isfinite().all()).to(found)))
+        part = torch.view_as_real(part) if part.is_complex() else part
+        groups.setdefault((part.device, part.dtype), []).append(part)
     for (device, _), parts in groups.items():
-        there = found if device == found.device else torch.zeros((), dtype=torch.float32, device=device)
+        there = found.to(device)
         _check_all(parts, there, torch.ones_like(there))
-        if there is not found:
-            found.copy_(torch.maximum(found, there.to(found.device)))
+        found.copy_(there)
     return found
 
 
@@ -368,9 +316,11 @@ def scaled_step(scaler: torch.amp.GradScaler, optimizer: Any) -> list[torch.Tens
 def _part(tensor: Any) -> torch.Tensor:
     """Return this rank's part of a sharded tensor, and the values of a sparse one."""
     part = local_part(tensor).detach()
-    if part.layout is torch.strided:
-        return part
-    return part._values() if part.layout is torch.sparse_coo else part.values()
+    return part._values() if part.is_sparse else part
+
+
+def _has_fractions(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _named_parameters(trainer: Any) -> dict[str, nn.Parameter]:
@@ -406,8 +356,3 @@ def _error(text: str, iteration: int) -> FloatingPointError:
     error = FloatingPointError(text)
     error.found_in_step = iteration  # type: ignore[attr-defined]
     return error
-
-
-def _name_replay(trainer: Any, iteration: int) -> None:
-    if command := trainer.replay_command(iteration):
-        logger.warning("Look at this step: %s", command)
