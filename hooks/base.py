@@ -273,7 +273,8 @@ class Every:
         self.at_end = at_end
         # Several hooks ask in every step, so the usual cases (iterations, never) are fast.
         self._iters = int(self.period.value) if self.period and self.period.unit == "it" else 0
-        self._other = bool(self.period) and not self._iters
+        self._epochs = int(self.period.value) if self.period.unit == "ep" and self.period.value % 1 == 0 else 0
+        self._never = not self.period
         self.start()
 
     def start(self) -> None:
@@ -283,16 +284,16 @@ class Every:
 
     def __call__(self, trainer: Any) -> bool:
         """Return whether the current step ends a period."""
-        done = trainer.iter + 1
-        iters = self._iters
-        if iters and done % iters == 0:
-            return True
+        done, period = trainer.iter + 1, self.period
         if self.at_end and done >= trainer.max_iter:
             return True
-        if iters or not self._other:
+        if self._iters:
+            return done % self._iters == 0
+        if self._never:
             return False
-        period = self.period
         if period.unit == "ep":
+            if self._epochs and trainer.iters_per_epoch:
+                return trainer.epoch_ended and (trainer.epoch + 1) % self._epochs == 0
             return self._epochs_ended(trainer, period.value)
         # A trainer's clock gives all ranks the same time, so they act at the same step.
         now = trainer.clock()
@@ -319,9 +320,7 @@ class Every:
         return (math.ceil if at_end else math.floor)(trainer.max_iter / steps) - int(done // steps)
 
     def _epochs_ended(self, trainer: Any, epochs: float) -> bool:
-        if epochs == int(epochs) and trainer.iters_per_epoch:
-            return trainer.epoch_ended and (trainer.epoch + 1) % epochs == 0
-        if epochs == int(epochs):  # without a length, the end of an epoch is seen when the next one has begun
+        if self._epochs:  # without a length, the end of an epoch is seen when the next one has begun
             before, self._epoch = self._epoch, trainer.epoch
             return before is not None and trainer.epoch // epochs > before // epochs
         if not trainer.iters_per_epoch:

@@ -9,9 +9,9 @@ import inspect
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from operator import itemgetter
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Protocol, runtime_checkable
+from weakref import WeakSet
 
 import torch
 from fvcore.common.param_scheduler import ParamScheduler
@@ -56,9 +56,8 @@ class FunctionSchedule(ParamScheduler):
 
     def __call__(self, where: float) -> float:
         iteration = where * self._max_iter
-        if abs(iteration - round(iteration)) < 1e-6:  # undo rounding errors of the division
-            iteration = round(iteration)
-        return self._factor(iteration)
+        nearest = round(iteration)
+        return self._factor(nearest if abs(iteration - nearest) < 1e-6 else iteration)  # undo the division's rounding
 
 
 class WarmupParamScheduler(ParamScheduler):
@@ -126,6 +125,8 @@ class LRMultiplier(_TorchScheduler):
         # detectron2's names. Another value during a run changes the schedule from the next step on.
         self._multiplier = multiplier
         self._max_iter = max_iter
+        self._factor = math.nan  # of the rates that were set last
+        self._last_lr: list[Any] = []
         super().__init__(optimizer, last_epoch=last_iter)
 
     def get_lr(self) -> list[Any]:
@@ -134,14 +135,28 @@ class LRMultiplier(_TorchScheduler):
         return [base_lr * factor for base_lr in self.base_lrs]
 
     def step(self, epoch: int | None = None) -> None:
-        """Advance by one iteration, or set the rates of iteration ``epoch``, without the checks of torch's ``step``."""
-        for group in self.optimizer.param_groups[len(self.base_lrs) :]:  # added since the last step
-            self.base_lrs.append(group.setdefault("initial_lr", group["lr"]))
+        """Advance by one iteration, or set the rates of iteration ``epoch``, without the checks of torch's ``step``.
+
+        While the schedule's factor does not change, the rates are not set again.
+        """
         self._step_count += 1
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
-        self._last_lr = self.get_lr()
-        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
-            _set_rate(group, rate)
+        where, groups = self.last_epoch / self._max_iter, self.optimizer.param_groups
+        factor = self._multiplier(where) if where < BEFORE_END else value_at(self._multiplier, where)
+        if factor == self._factor and epoch is None and len(groups) == len(self.base_lrs):
+            return
+        for group in groups[len(self.base_lrs) :]:  # added since the last step
+            self.base_lrs.append(group.setdefault("initial_lr", group["lr"]))
+        for group, last in zip(groups, self._last_lr, strict=False):
+            if group["lr"] is not last:
+                follow_rates(self)
+                break
+        self._factor, self._last_lr = factor, [base_lr * factor for base_lr in self.base_lrs]
+        for group, rate in zip(groups, self._last_lr, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain numbers; the schedule itself is rebuilt from the config."""
@@ -151,6 +166,7 @@ class LRMultiplier(_TorchScheduler):
         """Restore a position. The optimizer's learning rates are part of the optimizer's state and do not change."""
         self.base_lrs = list(state_dict["base_lrs"])
         self.last_epoch = state_dict["last_epoch"]
+        self._factor = value_at(self._multiplier, self.last_epoch / self._max_iter)
         self._last_lr = list(state_dict.get("last_lr") or self.get_lr())  # what follow_rates() compares with
 
 
@@ -171,33 +187,23 @@ def takes_epoch(kind: type) -> bool:
     return any(one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
 
 
-def _mark_of(groups: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], Any]:
-    """Return what shows that a group's rate was set: the rate; of tensors, which may be on a GPU, their version."""
-    if not any(isinstance(group["lr"], torch.Tensor) for group in groups):
-        return itemgetter("lr")
-    return _rate_or_version
+_told: WeakSet[Any] = WeakSet()  # schedulers whose rates were set by others, which is logged once
 
 
-def _rate_or_version(group: Mapping[str, Any]) -> Any:
-    return getattr(group["lr"], "_version", group["lr"])
-
-
-def follow_rates(scheduler: Any, at_start: bool = False) -> str:
+def follow_rates(scheduler: Any, at_start: bool = False) -> None:
     """Scale the base rates of a torch scheduler where the rates are not those that it has set.
 
     Args:
-        scheduler: a scheduler; for other kinds than torch's nothing changes, nor for ``ReduceLROnPlateau``.
+        scheduler: a scheduler; for other kinds than torch's nothing changes, nor for ``ReduceLROnPlateau``, which reads
+            the rates itself, nor for rates that are tensors.
         at_start: before the first step: the rates are base rates, and become those of the first step.
-
-    Returns:
-        A text for the log; empty if nothing was set.
     """
-    text, last_rates = "", getattr(scheduler, "_last_lr", [])
     if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, _TorchScheduler):
-        return text  # the former reads the rates itself
+        return
+    last_rates = getattr(scheduler, "_last_lr", [])  # a subclass with a step() of its own may set none
     for index, (group, last) in enumerate(zip(scheduler.optimizer.param_groups, last_rates, strict=False)):
-        rate, last = float(group["lr"]), float(last)
-        if math.isclose(rate, last, rel_tol=1e-6 if isinstance(group["lr"], torch.Tensor) else 1e-9):
+        rate = group["lr"]
+        if isinstance(rate, torch.Tensor) or math.isclose(rate, last):
             continue
         former = float(group.get("initial_lr", last)) if at_start else last
 
@@ -209,10 +215,11 @@ def follow_rates(scheduler: Any, at_start: bool = False) -> str:
                 rates[index : index + 1] = map(scaled, rates[index : index + 1])
         group |= {key: scaled(group[key]) for key in ("initial_lr", "max_lr", "min_lr") if key in group}
         if at_start and former:
-            _set_rate(group, rate if last == former else last * (rate / former))
+            group["lr"] = rate if last == former else last * (rate / former)
         last_rates[index] = group["lr"] if at_start else rate
-        text = text or f"was set to {rate:g}, which scales the rates of the schedule (it had set {last:g}) from now on"
-    return text
+        if scheduler not in _told:
+            _told.add(scheduler)
+            logger.info("A learning rate was set to %g; the schedule is scaled by it (it had set %g)", rate, last)
 
 
 def _parts(scheduler: Any) -> Iterator[Any]:
@@ -220,13 +227,6 @@ def _parts(scheduler: Any) -> Iterator[Any]:
     yield scheduler
     for part in getattr(scheduler, "_schedulers", ()):
         yield from _parts(part)
-
-
-def _set_rate(group: dict[str, Any], rate: Any) -> None:
-    if type(group["lr"]) is not float and isinstance(group["lr"], torch.Tensor):
-        group["lr"].fill_(rate)
-    else:
-        group["lr"] = rate
 
 
 @HOOK_REGISTRY.register()
@@ -278,12 +278,9 @@ class LRScheduler(HookBase):
         self._optimizer: Any = optimizer
         self._scheduler: Any = scheduler
         self._factors = scheduler if isinstance(scheduler, ParamScheduler) else None
-        self._length = 0
+        self._max_iter = 0
         self._by_updates = self._takes_epoch = False
         self._each_step = True
-        self._mark: Callable[[Mapping[str, Any]], Any] = itemgetter("lr")
-        self._noted: list[Any] | None = None  # the rates after the last step; of tensors their versions
-        self._told = False
 
     @property
     def scheduler(self) -> Any:
@@ -302,7 +299,7 @@ class LRScheduler(HookBase):
             for group in self._optimizer.param_groups if trainer.start_iter else ():
                 group.setdefault("initial_lr", group["lr"])
             self._scheduler = LRMultiplier(self._optimizer, self._factors, trainer.max_iter, trainer.start_iter - 1)
-        self._tell(follow_rates(self.scheduler, at_start=trainer.start_iter == 0))
+        follow_rates(self.scheduler, at_start=trainer.start_iter == 0)
         self.set_max_iter(trainer.max_iter)
         for other in trainer.find_hooks(LRScheduler):
             if other is not self and other.scheduler is self.scheduler:
@@ -313,7 +310,6 @@ class LRScheduler(HookBase):
         self._by_updates = not isinstance(self.scheduler, _TorchScheduler) and isinstance(self.scheduler, TimmScheduler)
         self._takes_epoch = self._by_updates and takes_epoch(type(self.scheduler))
         self._each_step = self._metric is None and self._interval == "iteration" and not self._by_updates
-        self._noted, self._mark = None, _mark_of(self._optimizer.param_groups)
 
     def _check_metric(self) -> None:
         scheduler = self.scheduler
@@ -330,8 +326,8 @@ class LRScheduler(HookBase):
 
         Only an fvcore ParamScheduler and an ``LRMultiplier`` have a length that can change. Others continue unchanged.
         """
-        before, self._length = self._length, max_iter
-        self._tell(follow_rates(self.scheduler))
+        before, self._max_iter = self._max_iter, max_iter
+        follow_rates(self.scheduler)
         if isinstance(self.scheduler, LRMultiplier) and self.scheduler._max_iter == before != max_iter:
             self.scheduler._max_iter = max_iter
             self.scheduler.step(self.scheduler.last_epoch)
@@ -350,39 +346,22 @@ class LRScheduler(HookBase):
         return rates.index(Counter(rates).most_common(1)[0][0])
 
     def after_step(self) -> None:
-        lr = self._optimizer.param_groups[self._best_param_group_id]["lr"]
-        trainer = self.trainer
+        trainer, lr = self.trainer, self._optimizer.param_groups[self._best_param_group_id]["lr"]
         trainer.storage.put_scalar(self._name, lr, smoothing_hint=False)
         if self._each_step:
             scheduler = self._scheduler or (trainer.scheduler if self._part is None else self.scheduler)
-            self._step(scheduler, scheduler.step)
+            if not isinstance(scheduler, LRMultiplier):  # which does that by itself
+                follow_rates(scheduler)
+            scheduler.step()
         elif self._by_updates:
-            scheduler, number = self.scheduler, trainer.iter + 1 if self._takes_epoch else trainer.iter
-            self._step(scheduler, scheduler.step_update, number)
+            self.scheduler.step_update(trainer.iter + 1 if self._takes_epoch else trainer.iter)
 
     def after_epoch(self) -> None:
         if self._takes_epoch:
-            self._step(self.scheduler, self.scheduler.step, self.trainer.epoch + 1)
+            self.scheduler.step(self.trainer.epoch + 1)
         elif self._interval == "epoch":
-            self._step(self.scheduler, self.scheduler.step)
-
-    def _step(self, scheduler: Any, step: Callable[..., None], *number: int) -> None:
-        """Step a scheduler, which first takes over the rates that others have set."""
-        groups = self._optimizer.param_groups
-        rates = list(map(self._mark, groups))
-        if rates != (self._noted or getattr(scheduler, "_last_lr", rates)):
-            ignored = (
-                f"was set, and {type(scheduler).__name__} sets it again: to scale its rates, use a schedule of torch"
-            )
-            self._tell(ignored if self._by_updates else follow_rates(scheduler))
-            self._mark = _mark_of(groups)
-        step(*number)
-        self._noted = list(map(self._mark, groups))
-
-    def _tell(self, text: str) -> None:
-        if text and not self._told:
-            self._told = True
-            logger.info("%s: %s", self._name, text)
+            follow_rates(self.scheduler)
+            self.scheduler.step()
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
         if self._metric is None or not has_event_storage():  # an evaluation without training
@@ -401,7 +380,7 @@ class LRScheduler(HookBase):
     def state_dict(self) -> dict[str, Any]:
         if not hasattr(self.scheduler, "state_dict"):
             return {}
-        self._tell(follow_rates(self.scheduler))
+        follow_rates(self.scheduler)
         state = self.scheduler.state_dict()
         return state if self._metric is None else {"scheduler": state, "judged_iter": self._metric_iter}
 

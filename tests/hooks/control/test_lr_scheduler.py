@@ -126,7 +126,7 @@ def test_a_rate_that_a_hook_sets_scales_the_schedule_from_then_on_also_in_a_resu
 
     plain, changed = run(at=-1), run()
     assert changed == pytest.approx([*plain[:3], *(rate * 0.5 for rate in plain[3:])])
-    assert caplog.text.count("lr: was set to") == 1
+    assert caplog.text.count("learning rate was set to") == 1
     assert run(end=3) + run(resume=True) == changed
 
 
