@@ -193,8 +193,7 @@ class Trainer(DefaultTrainer):
                 batches; all must read them to the end.
             ignore_keys: names of outputs to leave out, such as "hidden_states".
             generate: return what ``model.generate()`` returns with the arguments ``TEST.GENERATE``.
-            pad_value: fills up outputs (N, ...) of batches of other sizes, such as sequences, to the largest one, and
-                targets with -100.
+            pad_value: fills up outputs (N, length, ...) to the longest one, and targets with -100.
 
         Returns:
             The outputs: a tensor on the CPU, or a dict, tuple or list of them, as the model returns them; on all ranks.

@@ -20,16 +20,6 @@ from ..modeling.adapters import ModelAdapter, describe, predictions_of, raise_cl
 from .evaluator import DatasetEvaluator
 from .metrics import METRIC_REGISTRY, FunctionMetric, Loss, Metric, whole_states
 
-__all__ = [
-    "EVALUATOR_REGISTRY",
-    "MetricsEvaluator",
-    "build_evaluator",
-    "build_metrics",
-    "check_evaluation",
-    "check_metrics",
-    "result_names",
-]
-
 logger = logging.getLogger(__name__)
 
 EVALUATOR_REGISTRY = Registry("EVALUATOR", DatasetEvaluator)
@@ -67,16 +57,15 @@ class MetricsEvaluator(DatasetEvaluator):
         self.dataset_name = dataset_name
         self.metrics = dict(metrics)
         self._targets_of = targets_of or ModelAdapter().targets
-        # By name: torchmetrics overrides ==, so "metric in metrics" is not whether it is one of them.
-        self._own_losses = {name: one for name, one in metrics.items() if isinstance(one, Loss) and one.of_model}
-        self.needs_losses = bool(self._own_losses)
+        own_losses = sum(map(_is_own_loss, metrics.values()))
+        generating = sum(map(_generates, metrics.values()))
+        self.needs_losses = own_losses > 0
         """Whether ``losses`` must be set before each batch is processed."""
         self.losses: Mapping[str, Any] = {}
         """The losses that the model computed for the batch."""
-        self._asking = {name for name, one in metrics.items() if getattr(one, "generates", False)}
-        self.generates = bool(self._asking)
+        self.generates = generating > 0
         """Whether ``generated`` must be set before each batch is processed: what ``model.generate()`` returned."""
-        self.needs_outputs = len(self._asking) + len(self._own_losses) < len(self.metrics)
+        self.needs_outputs = own_losses + generating < len(metrics)
         self.generated: Any = None
 
     def reset(self) -> None:
@@ -84,15 +73,14 @@ class MetricsEvaluator(DatasetEvaluator):
             metric.reset()
 
     def process(self, inputs: Any, outputs: Any) -> None:
-        for loss in self._own_losses.values():
-            loss.add_losses(self.losses, batch_size_of(inputs))
-        if len(self._own_losses) == len(self.metrics):
-            return  # the batch may have no targets
-        targets, forward = self._targets_of(inputs), predictions_of(outputs)
+        targets, forward = None, predictions_of(outputs)
+        if self.needs_outputs or self.generates:  # otherwise the batch may have no targets
+            targets = self._targets_of(inputs)
         for name, metric in self.metrics.items():
-            if name in self._own_losses:
+            if _is_own_loss(metric):
+                metric.add_losses(self.losses, batch_size_of(inputs))  # type: ignore[attr-defined]
                 continue
-            outputs = self.generated if name in self._asking else forward
+            outputs = self.generated if _generates(metric) else forward
             if isinstance(metric, nn.Module) and isinstance(outputs, torch.Tensor):
                 metric.to(outputs.device)
             try:
@@ -141,6 +129,14 @@ class MetricsEvaluator(DatasetEvaluator):
                         raise TypeError(f"the metric {self.dataset_name}/{part} is not a number but {number!r}")
             results.update(found)
         return {self.dataset_name: results}
+
+
+def _is_own_loss(metric: Metric) -> bool:
+    return isinstance(metric, Loss) and metric.of_model
+
+
+def _generates(metric: Metric) -> bool:
+    return getattr(metric, "generates", False)
 
 
 def build_evaluator(

@@ -12,27 +12,12 @@ from torch.nn.parameter import is_lazy
 
 from ...config import CfgNode, ConfigError
 from ...config.errors import MismatchError
-from ...hooks.common import has_shards, optimizer_in_eval_mode, sized, unwrap_model, with_own_rng
+from ...hooks.common import has_shards, length_of, optimizer_in_eval_mode, sized, unwrap_model, with_own_rng
 from ...hooks.event_storage import EventStorage, has_event_storage
 from ...hooks.writers.bars import with_progress
 from .. import comm
 from ..data.build import NoTrainData
 from ..data.loader import move_to_device, whole_pass
-
-__all__ = [
-    "DatasetEvaluator",
-    "DatasetEvaluators",
-    "counted",
-    "evaluates_for_trainer",
-    "evaluation_context",
-    "inference_context",
-    "inference_on_dataset",
-    "initialized",
-    "outputs_of",
-    "predictions",
-    "scratch_storage",
-]
-
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +113,7 @@ def inference_on_dataset(
     """
     if evaluator is None or not isinstance(evaluator, DatasetEvaluator):
         evaluator = DatasetEvaluators(evaluator or [])
-    call = {name: (callbacks or {}).get(name, _nothing) for name in CALLBACKS}
+    callbacks, predict = callbacks or {}, predict or _forward
     if device is None and isinstance(model, nn.Module):
         device = next((parameter.device for parameter in model.parameters()), None)
 
@@ -137,25 +122,26 @@ def inference_on_dataset(
     ran = False
     # Not inference_mode: tensors that outlive it (a metric's sums, a module's cache) could not be used in training.
     with inference_context(model), torch.no_grad(), scratch_storage():
-        call["on_start"]()
+        callbacks.get("on_start", _nothing)()
         own: Iterable[Any] = islice(whole_pass(data_loader), max_batches)
         if comm.is_main_process():
-            own = with_progress(own, _number_of_batches(data_loader, max_batches), f"Evaluating {name}", progress_bar)
+            limits = [limit for limit in (length_of(data_loader), max_batches) if limit is not None]
+            own = with_progress(own, min(limits, default=None), f"Evaluating {name}", progress_bar)
         for (batch, number), counts in counted(model, own):
             ran = True
             if device is not None:
                 batch = move_to_device(batch, device)
             if not counts:  # another rank needs this rank's parameters, or counts this batch
-                model(batch) if predict is None else predict(model, batch)
+                predict(model, batch)
                 continue
             with sized(batch, number):
                 emit("before_eval_step", batch)
-                call["before_inference"]()
-                outputs = model(batch) if predict is None else predict(model, batch)
-                call["after_inference"]()
+                callbacks.get("before_inference", _nothing)()
+                outputs = predict(model, batch)
+                callbacks.get("after_inference", _nothing)()
                 evaluator.process(batch, outputs)
                 emit("after_eval_step", batch, outputs)
-        call["on_end"]()
+        callbacks.get("on_end", _nothing)()
     if not (any(comm.all_gather(ran)) if name else ran or comm.get_world_size() > 1):
         logger.warning("%s has no samples: it has no results", name or "The test data")
         return {}
@@ -164,12 +150,12 @@ def inference_on_dataset(
     return evaluator.evaluate() or {}
 
 
-def _number_of_batches(data_loader: Any, most: int | None) -> int | None:
-    try:
-        number = len(data_loader)
-    except (AttributeError, NotImplementedError, TypeError):  # unknown
-        return most
-    return number if most is None else min(number, most)
+def _forward(model: Any, batch: Any) -> Any:
+    return model(batch)
+
+
+def _nothing(*args: Any) -> None:
+    pass
 
 
 @contextmanager
@@ -228,7 +214,7 @@ def initialized(model: nn.Module, cfg: CfgNode, parts: Any) -> nn.Module:
 def outputs_of(
     model: Any,
     data_loader: Iterable[Any],
-    predict: Callable[[Any, Any], Any] | None = None,
+    predict: Callable[[Any, Any], Any] = _forward,
     device: torch.device | str | None = None,
 ) -> Iterator[Any]:
     """Yield the predictions for each batch, without gradients.
@@ -247,7 +233,7 @@ def outputs_of(
         if device is not None:
             batch = move_to_device(batch, device)
         with inference_context(model), torch.no_grad(), scratch_storage():
-            outputs = model(batch) if predict is None else predict(model, batch)
+            outputs = predict(model, batch)
         if counts:
             with sized(batch, number):
                 yield outputs
@@ -324,14 +310,15 @@ _CONTEXTS: list[tuple[Callable[..., None], int | None]] = []
 
 
 @contextmanager
-def evaluation_context(emit: Callable[..., None], max_batches: int | None = None) -> Iterator[None]:
+def evaluation_context(emit: Callable[..., None] | None, max_batches: int | None = None) -> Iterator[None]:
     """Make every :func:`inference_on_dataset` within it emit events.
 
     Args:
-        emit: called as ``emit("before_eval_step", batch)`` and ``emit("after_eval_step", batch, outputs)``.
+        emit: called as ``emit("before_eval_step", batch)`` and ``emit("after_eval_step", batch, outputs)``;
+            None: no events.
         max_batches: batches per data set, at most. Evaluators that do not work on parts return no results then.
     """
-    _CONTEXTS.append((emit, max_batches))
+    _CONTEXTS.append((emit or _nothing, max_batches))
     try:
         yield
     finally:
@@ -341,10 +328,3 @@ def evaluation_context(emit: Callable[..., None], max_batches: int | None = None
 def evaluates_for_trainer() -> bool:
     """Whether an :func:`evaluation_context` is active: a trainer evaluates its own model."""
     return bool(_CONTEXTS)
-
-
-CALLBACKS = ("on_start", "before_inference", "after_inference", "on_end")
-
-
-def _nothing(*args: Any) -> None:
-    pass

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
 from ...config import CfgNode, ConfigError, Registry
 from ...config.signatures import parameters_of
@@ -24,8 +25,6 @@ from ..modeling.adapters import entries_of, terms_of
 from ..modeling.build import build_loss
 from ..modeling.loss_terms import Terms
 from ..modeling.zoo import classes_second
-
-__all__ = ["METRIC_REGISTRY", "Accuracy", "FunctionMetric", "Loss", "MeanMetric", "Metric", "Predictions", "collect"]
 
 
 @runtime_checkable
@@ -285,7 +284,7 @@ def collect(batches: Iterable[Any], all_ranks: bool = True, pad_value: float | N
     Args:
         batches: those of this rank.
         all_ranks: whether to collect those of all ranks, which must all call this function.
-        pad_value: fills up tensors (N, ...) to the largest size in each further dimension; None: sizes must be equal.
+        pad_value: fills up sequences (N, length, ...) to the longest one; None: sizes must be equal.
 
     Returns:
         The batches of all ranks, in the order of the ranks; None if there are none. Dataclasses and named tuples become
@@ -313,19 +312,11 @@ def _join(parts: Sequence[Any], pad_value: float | None) -> Any:
     problem = f"they are of type {type(first).__name__}"
     try:
         if isinstance(first, torch.Tensor):
-            return torch.cat(list(parts) if pad_value is None else _padded(parts, pad_value))
+            if pad_value is None:
+                return torch.cat(list(parts))
+            return pad_sequence(list(chain.from_iterable(parts)), batch_first=True, padding_value=pad_value)
         if isinstance(first, np.ndarray):
             return np.concatenate(parts)
     except (RuntimeError, ValueError) as error:  # shapes that differ, or single numbers
         problem = str(error)
     raise ConfigError(f"the outputs of the batches cannot be concatenated ({problem}); read them with stream=True")
-
-
-def _padded(parts: Sequence[torch.Tensor], value: float) -> list[torch.Tensor]:
-    """Fill up all dimensions but the first to the largest size."""
-    sizes = [max(size) for size in zip(*(part.shape[1:] for part in parts), strict=True)]
-    missing = [[(0, size - own) for size, own in zip(sizes, part.shape[1:], strict=True)] for part in parts]
-    return [
-        nn.functional.pad(part, list(chain.from_iterable(reversed(pads))), value=value)
-        for part, pads in zip(parts, missing, strict=True)
-    ]

@@ -24,8 +24,6 @@ from .. import comm
 from ..data.loader import batch_size_of
 from ..modeling.adapters import ModelAdapter, entries_of, without_loss
 
-__all__ = ["prediction_rows", "write_predictions"]
-
 _Columns = dict[str, Any]  # outputs of a batch by name: arrays or lists with one entry per sample
 
 

@@ -1,9 +1,9 @@
-"""Evaluation on all of DATASETS.TEST, its trial before training, and its results."""
+"""Evaluation on all of DATASETS.TEST, its check before training, and its results."""
 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, SupportsFloat
 
@@ -25,20 +25,6 @@ from .evaluator import (
     inference_on_dataset,
     scratch_storage,
 )
-
-__all__ = [
-    "evaluate",
-    "evaluate_test_sets",
-    "flatten_results_dict",
-    "format_results",
-    "own_loss",
-    "predictor",
-    "print_csv_format",
-    "results_of",
-    "sanity_check",
-    "trial",
-    "verify_results",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +77,12 @@ def evaluate_test_sets(
 def evaluate(trainer: Any, max_batches: int | None = None) -> Mapping[str, Any]:
     """See :meth:`DefaultTrainer.evaluate`."""
     if max_batches is not None:
-        model = unwrap_model(trainer.model)
-        with trial(trainer.cfg, max_batches, gpus_of(trainer.model)) as cfg, trainer.strategy.checking(model):
+        cfg, model = trainer.cfg.thawed(), unwrap_model(trainer.model)
+        settings = cfg.DATALOADER
+        settings.LIMIT_TEST_BATCHES = min(settings.LIMIT_TEST_BATCHES or max_batches, max_batches)
+        settings.NUM_WORKERS = min(settings.NUM_WORKERS, 1)
+        no_events = evaluation_context(None, max_batches)
+        with preserve_rng(gpus_of(trainer.model)), no_events, trainer.strategy.checking(model):
             return results_of(trainer, cfg)
     with scratch_storage(trainer.iter), rng_of_training(), optimizer_in_eval_mode(trainer.optimizer):
         try:
@@ -136,7 +126,7 @@ def predictor(
     It passes the model's own losses to an evaluator that needs them. For one that asks for generated outputs, by an
     attribute ``generates``, it calls ``model.generate()`` with ``settings``, instead of or beside the forward pass.
     """
-    needs_losses, generates = (getattr(evaluator, name, False) for name in ("needs_losses", "generates"))
+    needs_losses, generates = getattr(evaluator, "needs_losses", False), getattr(evaluator, "generates", False)
     if not needs_losses and not generates:
         return adapter.predict
 
@@ -153,29 +143,6 @@ def predictor(
         return outputs
 
     return predict
-
-
-@contextmanager
-def trial(cfg: CfgNode, max_batches: int, gpus: Iterable[int] = ()) -> Iterator[CfgNode]:
-    """Make evaluations within the block short and without effects on the run.
-
-    Every :func:`inference_on_dataset` runs at most ``max_batches``, and emits no events. The global random generators
-    are restored at the end.
-
-    Args:
-        cfg: the full config.
-        max_batches: batches of each data set.
-        gpus: GPUs whose generators are restored too.
-
-    Returns:
-        A config whose loaders read only so many batches, in at most one worker.
-    """
-    cfg = cfg.thawed()
-    settings = cfg.DATALOADER
-    settings.LIMIT_TEST_BATCHES = min(settings.LIMIT_TEST_BATCHES or max_batches, max_batches)
-    settings.NUM_WORKERS = min(settings.NUM_WORKERS, 1)
-    with preserve_rng(gpus), evaluation_context(lambda *args: None, max_batches):
-        yield cfg
 
 
 def sanity_check(trainer: Any, own_test: bool) -> None:
