@@ -72,25 +72,17 @@ def replace_file(path: str, write: Callable[[IO[bytes]], Any]) -> None:
     if os.path.isdir(path):
         raise ConfigError(f"{path} is a folder, and a file is to be written there: move it away or choose another name")
     temporary = temporary_path(path)
-    created = False
     try:
-        with open(temporary, "wb+", opener=_create) as file:
-            created = True
+        with open(temporary, "xb+") as file:  # it must be new: never write to a file or link of another program
             write(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        if created:
-            with suppress(OSError):  # the folder may be gone; raise the first error
-                os.remove(temporary)
+        with suppress(OSError):  # the folder may be gone; raise the first error
+            os.remove(temporary)
         raise
     sync_directory(os.path.dirname(os.path.abspath(path)))
-
-
-def _create(path: str, flags: int) -> int:
-    """Open a file that must be new: never write to a file or link of another program."""
-    return os.open(path, flags | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def replace_text(path: str, text: str) -> None:

@@ -10,9 +10,11 @@ loaded, with ``weights_only=True``, so no code in it runs.
 import logging
 import os
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import IO, Any
 
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
 from fvcore.common.checkpoint import PeriodicCheckpointer, _IncompatibleKeys
@@ -20,12 +22,21 @@ from iopath.common.file_io import g_pathmgr
 from torch import nn
 
 from ...config.errors import ConfigError, loading
+from ...config.files.atomic import (
+    OnError,
+    check_on_error,
+    displaced,
+    is_checkpoint_folder,
+    remove_leftovers,
+    remove_path,
+    replace_file,
+)
 from ...hooks.common import optimizer_in_eval_mode, unwrap_model
 from .. import comm
-from .files import CheckpointError, CheckpointFolder, OnError, OnSaved, Saver, read_tag, write_checkpoint
+from .files import CheckpointError, OnSaved, copy_to_uri, read_tag, write_checkpoint, write_twice
 from .find_checkpoint import find_named, find_resumable, iterations
 from .matching import LoadReport, load_weights, split_query
-from .state import plain_name, to_plain
+from .state import copy_to_host, plain_name, to_plain
 from .weights import choose_weights, find_checkpoint, read_checkpoint
 
 __all__ = ["CheckpointError", "Checkpointer", "DetectionCheckpointer", "PeriodicCheckpointer", "unwrap_model"]
@@ -76,8 +87,12 @@ class Checkpointer(FvcoreCheckpointer):
         self.resumed_from = ""
         """The checkpoint that :meth:`resume_or_load` resumed from; empty if there was none."""
         self._verified = ""  # the checkpoint whose checksums were compared just now
-        self._saver = Saver(asynchronous, on_error)
-        self._folder = CheckpointFolder(save_dir, self.path_manager)
+        check_on_error(on_error)
+        self.asynchronous = asynchronous
+        self.on_error = on_error
+        self._thread: ThreadPoolExecutor | None = None
+        self._pending: tuple[Future[CheckpointError | None], OnSaved | None] | None = None  # not reported yet
+        self._has_folder = False
 
     # ------------------------------------------------------------------ saving
 
@@ -106,16 +121,6 @@ class Checkpointer(FvcoreCheckpointer):
             CheckpointError: the file, or that of an earlier asynchronous save, cannot be written. Files on disk are
                 unchanged.
         """
-        with optimizer_in_eval_mode(*self._optimizers()):
-            self._save(name, tag_last, outdated, then, kwargs)
-
-    def _optimizers(self) -> list[Any]:
-        found = [getattr(obj, "optimizer", obj) for obj in self.checkpointables.values()]
-        return [one for one in found if hasattr(one, "param_groups")]
-
-    def _save(
-        self, name: str, tag_last: bool, outdated: Iterable[str], then: OnSaved | None, kwargs: dict[str, Any]
-    ) -> None:
         if not self.save_dir or not (self.save_to_disk or self.needs_all_ranks):
             if then is not None:
                 then(None)
@@ -124,45 +129,95 @@ class Checkpointer(FvcoreCheckpointer):
             raise ValueError(f"a checkpoint's name must not contain a folder: {name!r}")
         self.wait()
         path = os.path.join(self.save_dir, f"{name}.pth")
-        self.logger.debug("Saving checkpoint to %s", path)
-        write = self._prepare(path, kwargs)
-        outdated = [old for old in outdated if old != path]
+        with optimizer_in_eval_mode(*self._optimizers()):
+            state = self._state(kwargs)
+            if not self.asynchronous:
+                self._report(write_twice(path, lambda: self._write(path, state, tag_last, outdated)), then)
+                return
+            state, copied = copy_to_host(state)
+        outdated = list(outdated)
 
-        def write_all() -> None:
-            write()
-            self._conclude(f"{name}.pth" if tag_last else "", outdated)
+        def write() -> None:
+            for event in copied:
+                event.synchronize()
+            self._write(path, state, tag_last, outdated)
 
-        self._saver.write(path, write_all, then)
+        # The thread is not a daemon: the program waits for it before it exits.
+        self._thread = self._thread or ThreadPoolExecutor(1, "hookline-checkpoint")
+        self._pending = self._thread.submit(write_twice, path, write), then
 
-    def _prepare(self, path: str, further: dict[str, Any]) -> Callable[[], None]:
-        """Take the state as it is now, and return a function that writes it to ``path``."""
-        data = self._saver.keep({name: to_plain(value, name) for name, value in self._contents(further).items()})
-        return lambda: self._folder.write(path, lambda file: write_checkpoint(file, data))
+    def _optimizers(self) -> list[Any]:
+        return [getattr(one, "optimizer", one) for one in self.checkpointables.values()]
+
+    def _state(self, further: dict[str, Any]) -> Any:
+        """Return the state as it is now, as plain data and tensors that are not copied."""
+        return to_plain(self._contents(further), "checkpoint")
 
     def _contents(self, further: dict[str, Any]) -> dict[str, Any]:
         weights = {plain_name(name): value for name, value in self.model.state_dict().items()}
         return {"model": weights, **{name: obj.state_dict() for name, obj in self.checkpointables.items()}, **further}
 
-    def _conclude(self, last: str, outdated: Iterable[str]) -> None:
-        """Point ``last_checkpoint`` to ``last``, unless that is empty, and remove outdated checkpoints."""
-        if last:
-            self.tag_last_checkpoint(last)
+    def _write(self, path: str, state: Any, tag_last: bool, outdated: Iterable[str]) -> None:
+        """Write a checkpoint, then point ``last_checkpoint`` to it, then remove outdated ones."""
+        self._write_file(path, lambda file: write_checkpoint(file, state))
+        self._conclude(path, tag_last, outdated)
+
+    def _conclude(self, path: str, tag_last: bool, outdated: Iterable[str]) -> None:
+        if tag_last:
+            self.tag_last_checkpoint(os.path.basename(path))
         for old in outdated:
-            self.remove(old)
+            if old != path:
+                self.remove(old)
+
+    def _write_file(self, path: str, write: Callable[[IO[bytes]], Any]) -> None:
+        """Have ``write(file)`` write a file, which then replaces ``path``. It is copied to a URI.
+
+        Raises:
+            OSError: the file cannot be written. An earlier local file of that name is unchanged.
+        """
+        if "://" in path:
+            copy_to_uri(self.path_manager, path, write)
+            return
+        self._make_folder()
+        with displaced(path) if os.path.isdir(path) else nullcontext():
+            replace_file(path, write)
+
+    def _make_folder(self) -> None:
+        """Before the first write, create the folder and remove temporary files of killed processes.
+
+        A folder that is gone later is not created again: a disk may be unmounted.
+        """
+        if not self._has_folder:
+            os.makedirs(self.save_dir, exist_ok=True)
+            self._has_folder = True
+            remove_leftovers(self.save_dir)
 
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:
         """Point ``last_checkpoint`` to a file of ``save_dir``."""
         content = last_filename_basename.encode()
-        self._folder.write(os.path.join(self.save_dir, "last_checkpoint"), lambda file: file.write(content))
+        self._write_file(os.path.join(self.save_dir, "last_checkpoint"), lambda file: file.write(content))
 
     def remove(self, path: str) -> None:
         """Remove a checkpoint that this run wrote. Errors are logged; missing files are ignored."""
-        self._folder.remove(path)
+        if "://" in path:
+            self.logger.warning("%s is kept: checkpoints behind a URI are not removed", path)
+            return
+        if not os.path.lexists(path):
+            return
+        folder, name = os.path.split(os.path.abspath(path))
+        of_a_run = folder == os.path.abspath(self.save_dir) and name.endswith(".pth")
+        if not of_a_run or (os.path.isdir(path) and not is_checkpoint_folder(path)):
+            self.logger.warning("%s was not written by this run, and is not removed", path)
+            return
+        try:
+            remove_path(path)
+        except OSError as error:
+            self.logger.warning("Cannot remove the old checkpoint %s: %s", path, error)
 
     def poll(self) -> None:
         """Like :meth:`wait`, but does nothing while the write has not ended. ``PeriodicCheckpointer`` calls it then."""
-        if self._saver.pending is not None:
-            self._saver.poll()
+        if self._pending is not None and self._pending[0].done():
+            self.wait()
 
     def wait(self) -> None:
         """Wait until an asynchronous save is on disk.
@@ -170,11 +225,28 @@ class Checkpointer(FvcoreCheckpointer):
         Raises:
             CheckpointError: the write failed, and ``on_error`` is "stop".
         """
-        self._saver.wait()
+        if self._pending is not None:
+            (write, then), self._pending = self._pending, None
+            self._report(write.result(), then)
+
+    def _report(self, failure: CheckpointError | None, then: OnSaved | None) -> None:
+        if failure is not None and self.on_error == "continue":
+            self.logger.error(
+                "Training continues without this checkpoint; the next one is saved when it is due: %s", failure
+            )
+        if then is not None:
+            then(failure)
+        if failure is not None and self.on_error == "stop":
+            raise failure
 
     def close(self) -> None:
         """Call :meth:`wait`, and end the thread of asynchronous saves. Further saves are allowed."""
-        self._saver.close()
+        try:
+            self.wait()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+            self._thread = None
 
     # ------------------------------------------------------------------ loading
 

@@ -1,4 +1,4 @@
-"""The files of checkpoints: written atomically, in place or on a thread, and verified before they are read.
+"""The files of checkpoints: written with checksums, retried once, and verified before they are read.
 
 ``torch.save`` stores a CRC32 of each record of its zip archive, which :func:`verify_checkpoint` compares.
 """
@@ -13,38 +13,26 @@ import time
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import IO, Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map_only
 
 from ...config.errors import ConfigError, first_line, printable
-from ...config.files.atomic import (
-    OnError,
-    WriteError,
-    check_on_error,
-    displaced,
-    is_checkpoint_folder,
-    remove_leftovers,
-    remove_path,
-    replace_file,
-)
+from ...config.files.atomic import WriteError
 
 __all__ = [
     "STATE_FILE",
     "CheckpointError",
-    "CheckpointFolder",
-    "OnError",
     "OnSaved",
-    "Saver",
+    "copy_to_uri",
     "disk_errors",
     "load_torch_file",
     "read_tag",
     "verify_checkpoint",
     "write_checkpoint",
+    "write_twice",
 ]
 
 logger = logging.getLogger(__name__)
@@ -223,80 +211,25 @@ def read_tag(folder: str) -> str:
     return name if name.strip(".") and os.path.basename(name) == name and name.isprintable() else ""
 
 
-class CheckpointFolder:
-    """Writes and removes files of a folder.
+def copy_to_uri(path_manager: Any, uri: str, write: Callable[[IO[bytes]], Any]) -> None:
+    """Have ``write(file)`` write a temporary file, and copy it to a URI.
 
-    Args:
-        path: the folder, which is created at the first write; or a URI.
-        path_manager: writes to a URI.
+    Raises:
+        OSError: the file cannot be written.
     """
-
-    def __init__(self, path: str, path_manager: Any) -> None:
-        self.path = path
-        self._path_manager = path_manager
-        self._existed = bool(path) and os.path.isdir(path)
-        self._cleaned = False
-
-    def write(self, path: str, write: Callable[[IO[bytes]], Any]) -> None:
-        """Have ``write(file)`` write a file, which then replaces ``path``. It is copied to a URI.
-
-        Raises:
-            OSError: the file cannot be written. An earlier local file of that name is unchanged.
-        """
-        if "://" in path:
-            self._copy(path, write)
-            return
-        self.prepare()
-        with displaced(path) if os.path.isdir(path) else nullcontext():
-            replace_file(path, write)
-
-    def _copy(self, uri: str, write: Callable[[IO[bytes]], Any]) -> None:
-        with tempfile.NamedTemporaryFile() as file:
-            write(file)
-            file.seek(0)
-            try:
-                with self._path_manager.open(uri, "wb") as target:
-                    shutil.copyfileobj(file, target)
-            except OSError:
-                raise
-            except Exception as error:  # handlers have their own error types
-                raise OSError(f"{type(error).__name__}: {error}") from error
-
-    def prepare(self) -> None:
-        """Create the folder. Before the first save, remove temporary files of killed processes.
-
-        Raises:
-            OSError: the folder cannot be created, or it existed before and is gone. It is not created again then: a
-                disk may be unmounted.
-        """
-        if self._existed:
-            os.stat(self.path)
-        else:
-            os.makedirs(self.path, exist_ok=True)
-        self._existed = True
-        if not self._cleaned and (removed := remove_leftovers(self.path)):
-            logger.info("Removed temporary files of killed processes: %s", ", ".join(removed))
-        self._cleaned = True
-
-    def remove(self, path: str) -> None:
-        """Remove a checkpoint that this run wrote. Errors are logged; missing files are ignored."""
-        if "://" in path:
-            logger.warning("%s is kept: checkpoints behind a URI are not removed", path)
-            return
-        if not os.path.lexists(path):
-            return
-        folder, name = os.path.split(os.path.abspath(path))
-        of_a_run = folder == os.path.abspath(self.path) and name.endswith(".pth")
-        if not of_a_run or (os.path.isdir(path) and not is_checkpoint_folder(path)):
-            logger.warning("%s was not written by this run, and is not removed", path)
-            return
+    with tempfile.NamedTemporaryFile() as file:
+        write(file)
+        file.seek(0)
         try:
-            remove_path(path)
-        except OSError as error:
-            logger.warning("Cannot remove the old checkpoint %s: %s", path, error)
+            with path_manager.open(uri, "wb") as target:
+                shutil.copyfileobj(file, target)
+        except OSError:
+            raise
+        except Exception as error:  # handlers have their own error types
+            raise OSError(f"{type(error).__name__}: {error}") from error
 
 
-# ---------------------------------------------------------------------------- when and on which thread
+# ---------------------------------------------------------------------------- writes that fail
 
 RETRY_AFTER = 1.0
 """Seconds before a failed write is retried."""
@@ -312,120 +245,22 @@ OnSaved = Callable[[CheckpointError | None], Any]
 """Called with None when a file is written, or with the error that prevented it."""
 
 
-class Saver:
-    """Writes files, one at a time. Only the training thread calls its methods.
+def write_twice(path: str, write: Callable[[], Any]) -> CheckpointError | None:
+    """Call ``write()``, which writes ``path``, and call it once more after an OSError.
 
-    A write that fails with an OSError is retried once. Then :meth:`write` reports the error. If ``asynchronous``, the
-    first method called after the write has ended does.
-
-    Args:
-        asynchronous: write on a thread. It is not a daemon: the program waits for it before it exits.
-        on_error: "stop" raises an OSError as a CheckpointError, "continue" logs it. Other errors are always raised.
+    Returns:
+        None, or the error of the second call.
     """
-
-    def __init__(self, asynchronous: bool = False, on_error: OnError = "stop") -> None:
-        check_on_error(on_error)
-        self.asynchronous = asynchronous
-        self.on_error = on_error
-        self.pending: tuple[Future[None], str, OnSaved | None] | None = None
-        """The write whose result is not reported yet, its path and what to call then."""
-        self._thread: ThreadPoolExecutor | None = None
-        self._copied: list[torch.cuda.Event] = []
-
-    def keep(self, data: Any) -> Any:
-        """Return plain data for the next write; if it is asynchronous, a copy in host memory.
-
-        Tensors on a GPU are copied into pinned memory on the current stream. The host does not wait, and later steps
-        on the stream change no weight before it is copied. A tensor that occurs twice is copied once.
-        """
-        if not self.asynchronous:
-            return data
-        copies: dict[Any, torch.Tensor] = {}
-
-        def copy(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.layout is not torch.strided or tensor.is_quantized:
-                return tensor.to("cpu", copy=True)
-            key = tensor.device, tensor.data_ptr(), tensor.dtype, tensor.size(), tensor.stride()
-            if key not in copies:
-                room = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)  # torch keeps pinned memory
-                copies[key] = room.copy_(tensor, non_blocking=tensor.is_cuda)
-            return copies[key]
-
-        data = tree_map_only(torch.Tensor, copy, data)
-        for device in {device for device, *_ in copies if device.type == "cuda"}:
-            self._copied.append(torch.cuda.current_stream(device).record_event())
-        return data
-
-    def write(self, path: str, write: Callable[[], Any], then: OnSaved | None = None) -> None:
-        """Wait for the previous write, call ``write()``, which writes ``path``, then call ``then``.
-
-        Raises:
-            CheckpointError: this write or the previous one failed; ``then`` was called.
-        """
-        self.wait()
-        copied, self._copied = self._copied, []
-
-        def write_twice() -> None:
-            for event in copied:
-                event.synchronize()
-            try:
-                write()
-            except OSError as error:
-                logger.warning("Retrying once: %s", CheckpointError.of(path, error))
-                time.sleep(RETRY_AFTER)
-                write()
-
-        if self.asynchronous:
-            self._thread = self._thread or ThreadPoolExecutor(1, "hookline-checkpoint")
-            self.pending = self._thread.submit(write_twice), path, then
-            return
-        error: BaseException | None = None
-        try:
-            write_twice()
-        except OSError as failure:
-            error = failure
-        self._report(path, error, then)
-
-    def poll(self) -> None:
-        """Report a write that has ended. Does not wait.
-
-        Raises:
-            CheckpointError: the write failed.
-        """
-        if self.pending is not None and self.pending[0].done():
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait for the pending write and report it.
-
-        Raises:
-            CheckpointError: the write failed.
-        """
-        if self.pending is None:
-            return
-        write, path, then = self.pending
-        error = write.exception()
-        self.pending = None
-        self._report(path, error, then)
-
-    def _report(self, path: str, error: BaseException | None, then: OnSaved | None) -> None:
-        if error is not None and not isinstance(error, OSError):
-            raise error
-        failure = None if error is None else CheckpointError.of(path, error)
-        if failure is not None and self.on_error == "continue":
-            logger.error(
-                "Training continues without this checkpoint; the next one is saved when it is due: %s", failure
-            )
-        if then is not None:
-            then(failure)
-        if failure is not None and self.on_error == "stop":
-            raise failure from error
-
-    def close(self) -> None:
-        """Call :meth:`wait`, and end the thread."""
-        try:
-            self.wait()
-        finally:
-            if self._thread is not None:
-                self._thread.shutdown()
-            self._thread = None
+    try:
+        write()
+        return None
+    except OSError as error:
+        logger.warning("Retrying once: %s", CheckpointError.of(path, error))
+    time.sleep(RETRY_AFTER)
+    try:
+        write()
+        return None
+    except OSError as error:
+        failure = CheckpointError.of(path, error)
+        failure.__cause__ = error
+        return failure

@@ -1,6 +1,6 @@
 """The checkpointer for models that are sharded over the ranks."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -49,29 +49,18 @@ class ShardedCheckpointer(Checkpointer):
         :meth:`save`, :meth:`wait` or :meth:`close` reports it.
         """
 
-    def _prepare(self, path: str, further: dict[str, Any]) -> Callable[[], None]:
+    def _state(self, further: dict[str, Any]) -> Any:
         rest, shards = split_shards(self._contents(further))
-        main = comm.is_main_process()
-        rest = {name: to_plain(value, name) for name, value in rest.items()} if main else None
-        if self._saver.asynchronous:
-            rest, *parts = self._saver.keep([rest, *(tensor.to_local() for tensor in shards.values())])
-            shards = {
-                keys: DTensor(part, tensor._spec, requires_grad=False)
-                for (keys, tensor), part in zip(shards.items(), parts, strict=True)
-            }
+        return to_plain(rest, "checkpoint") if comm.is_main_process() else None, shards
 
-        def write() -> None:
-            with fail_together(self._group):
-                if main:
-                    self._folder.prepare()
-            write_folder(path, rest, shards, self._group)
-
-        return write
-
-    def _conclude(self, last: str, outdated: Iterable[str]) -> None:
+    def _write(self, path: str, state: Any, tag_last: bool, outdated: Iterable[str]) -> None:
         with fail_together(self._group):
             if comm.is_main_process():
-                super()._conclude(last, outdated)
+                self._make_folder()
+        write_folder(path, *state, self._group)
+        with fail_together(self._group):
+            if comm.is_main_process():
+                self._conclude(path, tag_last, outdated)
 
     def _load_file(self, f: str, mmap: bool = False) -> dict[str, Any]:
         """Read a file or folder, with this rank's shards of sharded tensors."""
@@ -89,7 +78,7 @@ def like_model(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = (
         optimizers: its optimizers, in the order in which their states are saved.
     """
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, DTensor)}
-    parts = [part for one in optimizers for part in optimizers_of(one)]
+    parts = [part for one in optimizers for part in optimizers_of(one) if hasattr(part, "param_groups")]
     numbered = [[parameter for group in part.param_groups for parameter in group["params"]] for part in parts]
 
     def like(keys: Keys, shape: torch.Size) -> "DTensor | None":

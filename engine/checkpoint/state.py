@@ -8,8 +8,11 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_map_only
 
-__all__ = ["plain_name", "to_plain"]
+from ...hooks.common import is_sharded
+
+__all__ = ["copy_to_host", "plain_name", "to_plain"]
 
 # Parts of names that torch.compile, FSDP and activation checkpointing add.
 _WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -95,14 +98,11 @@ def _plain_tensor(tensor: torch.Tensor, where: str) -> torch.Tensor:
         tensor = tensor.detach()
     if type(tensor) is not torch.Tensor:
         tensor = tensor.as_subclass(torch.Tensor)
-    if _has_own_memory(tensor) and tensor.nbytes < _USED * tensor.untyped_storage().nbytes():
+    strided = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+    # Expanded tensors are larger than their memory.
+    if strided and 0 not in tensor.stride() and tensor.nbytes < _USED * tensor.untyped_storage().nbytes():
         tensor = tensor.to("cpu", copy=True)
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
-
-
-def _has_own_memory(tensor: torch.Tensor) -> bool:
-    strided = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
-    return strided and 0 not in tensor.stride()  # expanded tensors are larger than their memory
 
 
 def _refuse(value: Any, where: str, what: str = "") -> Any:
@@ -110,3 +110,30 @@ def _refuse(value: Any, where: str, what: str = "") -> Any:
         f"{where} is {what or 'a ' + type(value).__name__}, which cannot be saved: checkpoints hold tensors and plain "
         "data (numbers, strings, lists, dicts), so that loading one never runs code. Save its state or its text instead"
     )
+
+
+def copy_to_host(data: Any) -> tuple[Any, list[torch.cuda.Event]]:
+    """Copy plain data to host memory, while training continues.
+
+    Tensors on a GPU are copied into pinned memory on the current stream. The host does not wait, and later steps on the
+    stream change no weight before it is copied. A tensor that occurs twice is copied once.
+
+    Returns:
+        The copy, and events; it is complete once they have happened.
+    """
+    copies: dict[Any, torch.Tensor] = {}
+
+    def copy(tensor: Any) -> torch.Tensor:
+        if is_sharded(tensor):
+            return type(tensor)(copy(tensor.to_local()), tensor._spec, requires_grad=False)
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            return tensor.to("cpu", copy=True)
+        key = tensor.device, tensor.data_ptr(), tensor.dtype, tensor.size(), tensor.stride()
+        if key not in copies:
+            room = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)  # torch keeps pinned memory
+            copies[key] = room.copy_(tensor, non_blocking=tensor.is_cuda)
+        return copies[key]
+
+    data = tree_map_only(torch.Tensor, copy, data)
+    gpus = {device for device, *_ in copies if device.type == "cuda"}
+    return data, [torch.cuda.current_stream(gpu).record_event() for gpu in gpus]

@@ -126,7 +126,11 @@ class BestCheckpointer(HookBase):
 
     def after_save(self, path: str) -> None:
         # Only now: a resume starts from this file, whose list does not have them.
-        if self._writes and os.path.basename(self._checkpointer.get_checkpoint_file()) == os.path.basename(path):
+        if (
+            self._outdated
+            and self._writes
+            and os.path.basename(self._checkpointer.get_checkpoint_file()) == os.path.basename(path)
+        ):
             for iteration in self._outdated - self._listed:
                 self._checkpointer.remove(self._path(iteration))
             self._outdated.clear()

@@ -213,7 +213,7 @@ def check_a_disk_error_on_one_rank_fails_on_all_and_keeps_the_previous_checkpoin
     keeper.save("never", then=errors.append)
     with pytest.raises(CheckpointError, match="No space left on device") as caught:
         keeper.wait()
-    keeper._saver.on_error = "continue"
+    keeper.on_error = "continue"
     keeper.save("again", then=errors.append)
     keeper.wait()
     writer.write_data = write

@@ -20,7 +20,7 @@ from torch import nn
 
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer, CheckpointError, files
-from hookline.engine.checkpoint.files import Saver, load_torch_file, verify_checkpoint, write_checkpoint
+from hookline.engine.checkpoint.files import load_torch_file, verify_checkpoint, write_checkpoint
 from hookline.hooks import BestCheckpointer
 
 both_ways = pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
@@ -166,13 +166,12 @@ def test_files_of_other_kinds_are_refused_with_the_reason(tmp_path):
 # ---------------------------------------------------------------------------- writes that fail
 
 
-class Disk:
-    """Fails ``failures`` times, then works."""
+class OnDisk(Checkpointer):
+    """Writes nothing; fails ``failures`` times."""
 
-    def __init__(self, failures, error=None):
-        self.failures, self.error, self.calls = failures, error or OSError(errno.ENOSPC, "No space left"), 0
+    failures, error, calls = 0, OSError(errno.ENOSPC, "No space left"), 0
 
-    def __call__(self):
+    def _write(self, *args):
         self.calls += 1
         if self.calls <= self.failures:
             raise self.error
@@ -182,27 +181,31 @@ def levels(log, level):
     return [record.getMessage() for record in log.records if record.levelno == level]
 
 
-def write_and_wait(saver, disk, then=None):
-    saver.write("a.pth", disk, then)
-    saver.wait()
+def save_and_wait(checkpointer, then=None):
+    checkpointer.save("a", then=then)
+    checkpointer.wait()
 
 
 @both_ways
 @pytest.mark.parametrize("on_error", ["stop", "continue"])
-def test_a_write_is_retried_once_after_a_disk_error_and_then_stops_the_run_or_is_logged(log, asynchronous, on_error):
-    saver, reported, once, twice = Saver(asynchronous, on_error), [], Disk(failures=1), Disk(failures=2)
-    write_and_wait(saver, once, reported.append)
-    assert "Retrying once: cannot save a.pth: No space left" in levels(log, logging.WARNING)[0]
+def test_a_write_is_retried_once_and_then_stops_the_run_or_is_logged(log, asynchronous, on_error, tmp_path):
+    checkpointer = OnDisk(nn.Linear(1, 1), str(tmp_path), asynchronous=asynchronous, on_error=on_error)
+    reported, checkpointer.failures = [], 1
+    save_and_wait(checkpointer, reported.append)
+    warning = levels(log, logging.WARNING)[0]
+    assert warning.startswith("Retrying once: cannot save")
+    assert "a.pth: No space left" in warning
+    checkpointer.failures, checkpointer.calls = 2, 0
     with pytest.raises(CheckpointError, match=r"a\.pth.*OUTPUT_DIR") if on_error == "stop" else nullcontext():
-        write_and_wait(saver, twice, reported.append)
+        save_and_wait(checkpointer, reported.append)
     assert len(levels(log, logging.ERROR)) == (on_error == "continue")
-    write_and_wait(saver, twice, reported.append)  # the next save is a new one
-    assert (once.calls, twice.calls) == (2, 3)
+    save_and_wait(checkpointer, reported.append)  # the next save is a new one
+    assert checkpointer.calls == 3
     assert [error and error.errno for error in reported] == [None, errno.ENOSPC, None]
-    bug = Disk(failures=9, error=RuntimeError("a bug"))
+    checkpointer.failures, checkpointer.calls, checkpointer.error = 9, 0, RuntimeError("a bug")
     with pytest.raises(RuntimeError, match="a bug"):
-        write_and_wait(saver, bug)
-    assert bug.calls == 1
+        save_and_wait(checkpointer)
+    assert checkpointer.calls == 1
 
 
 # ---------------------------------------------------------------------------- saves of a run
@@ -215,9 +218,9 @@ class Gated(Checkpointer):
         super().__init__(*args, asynchronous=True, **kwargs)
         self.gate = threading.Event()
 
-    def _prepare(self, path, further):
-        write = super()._prepare(path, further)
-        return lambda: self.gate.wait(20) and write()
+    def _write(self, *args):
+        self.gate.wait(20)
+        super()._write(*args)
 
 
 def net(value=0.0):
@@ -269,9 +272,9 @@ import sys, time, torch
 from hookline.engine.checkpoint import Checkpointer
 
 class Slow(Checkpointer):
-    def _prepare(self, path, further):
-        write = super()._prepare(path, further)
-        return lambda: (time.sleep(0.5), write())
+    def _write(self, *args):
+        time.sleep(0.5)
+        super()._write(*args)
 
 model = torch.nn.Linear(3, 3)
 torch.nn.init.ones_(model.weight)
