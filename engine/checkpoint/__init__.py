@@ -31,15 +31,18 @@ def checkpointer_for(model: nn.Module, save_dir: str = "", **options: Any) -> Ch
 
     Args:
         model: the model, wrapped or not.
-        save_dir, **options: as for :class:`Checkpointer`; with ``optimizer``, for
-            :class:`~hookline.engine.checkpoint.trained.TrainedCheckpointer`.
+        save_dir, **options: as for :class:`Checkpointer`. With ``optimizer``, frozen parameters that it does not have
+            are left out.
     """
     if "optimizer" in options:
         if has_shards(model):
             raise ConfigError("CHECKPOINT.TRAINABLE_ONLY: is for models that are not sharded; set it to False")
-        from .trained import TrainedCheckpointer
+        from .trainable_only import FrozenWeights
 
-        return TrainedCheckpointer(model, save_dir, **options)
+        frozen = FrozenWeights(model, options.pop("optimizer"))
+        checkpointer = Checkpointer(model, save_dir, **options)
+        checkpointer.frozen = frozen
+        return checkpointer
     if not has_shards(model):
         return Checkpointer(model, save_dir, **options)
     from .sharded_checkpointer import ShardedCheckpointer  # imports torch.distributed.checkpoint: half a second

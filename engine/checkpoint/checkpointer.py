@@ -9,40 +9,30 @@ loaded, with ``weights_only=True``, so no code in it runs.
 
 import logging
 import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from collections.abc import Iterable
 from functools import partial
 from inspect import signature
-from typing import IO, Any
+from typing import Any
 
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
-from fvcore.common.checkpoint import PeriodicCheckpointer, _IncompatibleKeys
+from fvcore.common.checkpoint import PeriodicCheckpointer
 from iopath.common.file_io import g_pathmgr
 from torch import nn
 
 from ...config.errors import ConfigError, loading
-from ...config.files.atomic import (
-    OnError,
-    check_on_error,
-    displaced,
-    is_checkpoint_folder,
-    remove_leftovers,
-    remove_path,
-    replace_file,
-)
+from ...config.files.atomic import OnError, remove_leftovers
 from ...hooks.common import optimizer_in_eval_mode, unwrap_model
 from .. import comm
-from .files import CheckpointError, OnSaved, copy_to_uri, read_tag, write_checkpoint, write_twice
-from .find_checkpoint import find_named, find_resumable, iterations
+from .files import CheckpointError, OnSaved, Writer, read_tag, remove_checkpoint, write_checkpoint, write_file
+from .find_checkpoint import find_named, find_resumable
 from .matching import LoadReport, load_weights, split_query
-from .state import copy_to_host, plain_name, to_plain
+from .state import plain_name, to_plain
 from .weights import choose_weights, find_checkpoint, read_checkpoint
 
 __all__ = ["CheckpointError", "Checkpointer", "DetectionCheckpointer", "PeriodicCheckpointer", "unwrap_model"]
 
 
-class Checkpointer(FvcoreCheckpointer):
+class Checkpointer(Writer, FvcoreCheckpointer):
     """Saves and loads a model and other objects with ``state_dict()`` and ``load_state_dict()``.
 
     The interface is fvcore's.
@@ -73,26 +63,25 @@ class Checkpointer(FvcoreCheckpointer):
         **checkpointables: Any,
     ) -> None:
         save_to_disk = comm.is_main_process() if save_to_disk is None else save_to_disk
-        super().__init__(unwrap_model(model), save_dir, save_to_disk=save_to_disk, **checkpointables)
+        Writer.__init__(self, asynchronous, on_error)
+        model = unwrap_model(model)
+        FvcoreCheckpointer.__init__(self, model, save_dir, save_to_disk=save_to_disk, **checkpointables)
         for handler in dict.fromkeys(g_pathmgr._path_handlers.values()):  # those that configs are opened with
             self.path_manager.register_handler(handler)
         self.logger = logging.getLogger(__name__)
         self.loaded_from = ""
         """The path that :meth:`load` loaded last."""
-        self.missing_keys: list[str] = []
-        """The model's weights that were not in it, or had another shape."""
         self.load_report = LoadReport(0, 0)
         """How its weights matched the model."""
         self._weights_loaded = "model"
         self.resumed_from = ""
         """The checkpoint that :meth:`resume_or_load` resumed from; empty if there was none."""
         self._verified = ""  # the checkpoint whose checksums were compared just now
-        check_on_error(on_error)
-        self.asynchronous = asynchronous
-        self.on_error = on_error
-        self._thread: ThreadPoolExecutor | None = None
-        self._pending: tuple[Future[CheckpointError | None], OnSaved | None] | None = None  # not reported yet
         self._has_folder = False
+        self.frozen: Any = None
+        """The weights that saves leave out: see :class:`~hookline.engine.checkpoint.trainable_only.FrozenWeights`."""
+        self.base: tuple[str, str] = ("", "model")
+        """The arguments ``path`` and ``weights_from`` of :meth:`resume_or_load`."""
 
     # ------------------------------------------------------------------ saving
 
@@ -131,20 +120,7 @@ class Checkpointer(FvcoreCheckpointer):
         path = os.path.join(self.save_dir, f"{name}.pth")
         with optimizer_in_eval_mode(*self._optimizers()):
             state = self._state(kwargs)
-            if not self.asynchronous:
-                self._report(write_twice(path, lambda: self._write(path, state, tag_last, outdated)), then)
-                return
-            state, copied = copy_to_host(state)
-        outdated = list(outdated)
-
-        def write() -> None:
-            for event in copied:
-                event.synchronize()
-            self._write(path, state, tag_last, outdated)
-
-        # The thread is not a daemon: the program waits for it before it exits.
-        self._thread = self._thread or ThreadPoolExecutor(1, "hookline-checkpoint")
-        self._pending = self._thread.submit(write_twice, path, write), then
+            self._start_write(path, state, lambda state: self._write(path, state, tag_last, outdated), then)
 
     def _optimizers(self) -> list[Any]:
         return [getattr(one, "optimizer", one) for one in self.checkpointables.values()]
@@ -155,11 +131,17 @@ class Checkpointer(FvcoreCheckpointer):
 
     def _contents(self, further: dict[str, Any]) -> dict[str, Any]:
         weights = {plain_name(name): value for name, value in self.model.state_dict().items()}
-        return {"model": weights, **{name: obj.state_dict() for name, obj in self.checkpointables.items()}, **further}
+        contents = {
+            "model": weights,
+            **{name: obj.state_dict() for name, obj in self.checkpointables.items()},
+            **further,
+        }
+        return contents if self.frozen is None else self.frozen.leave_out(contents)
 
     def _write(self, path: str, state: Any, tag_last: bool, outdated: Iterable[str]) -> None:
         """Write a checkpoint, then point ``last_checkpoint`` to it, then remove outdated ones."""
-        self._write_file(path, lambda file: write_checkpoint(file, state))
+        self._make_folder()
+        write_file(path, lambda file: write_checkpoint(file, state), self.path_manager)
         self._conclude(path, tag_last, outdated)
 
     def _conclude(self, path: str, tag_last: bool, outdated: Iterable[str]) -> None:
@@ -169,84 +151,24 @@ class Checkpointer(FvcoreCheckpointer):
             if old != path:
                 self.remove(old)
 
-    def _write_file(self, path: str, write: Callable[[IO[bytes]], Any]) -> None:
-        """Have ``write(file)`` write a file, which then replaces ``path``. It is copied to a URI.
-
-        Raises:
-            OSError: the file cannot be written. An earlier local file of that name is unchanged.
-        """
-        if "://" in path:
-            copy_to_uri(self.path_manager, path, write)
-            return
-        self._make_folder()
-        with displaced(path) if os.path.isdir(path) else nullcontext():
-            replace_file(path, write)
-
     def _make_folder(self) -> None:
         """Before the first write, create the folder and remove temporary files of killed processes.
 
         A folder that is gone later is not created again: a disk may be unmounted.
         """
-        if not self._has_folder:
+        if not self._has_folder and "://" not in self.save_dir:
             os.makedirs(self.save_dir, exist_ok=True)
-            self._has_folder = True
             remove_leftovers(self.save_dir)
+        self._has_folder = True
 
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:
         """Point ``last_checkpoint`` to a file of ``save_dir``."""
-        content = last_filename_basename.encode()
-        self._write_file(os.path.join(self.save_dir, "last_checkpoint"), lambda file: file.write(content))
+        tag = os.path.join(self.save_dir, "last_checkpoint")
+        write_file(tag, lambda file: file.write(last_filename_basename.encode()), self.path_manager)
 
     def remove(self, path: str) -> None:
         """Remove a checkpoint that this run wrote. Errors are logged; missing files are ignored."""
-        if "://" in path:
-            self.logger.warning("%s is kept: checkpoints behind a URI are not removed", path)
-            return
-        if not os.path.lexists(path):
-            return
-        folder, name = os.path.split(os.path.abspath(path))
-        of_a_run = folder == os.path.abspath(self.save_dir) and name.endswith(".pth")
-        if not of_a_run or (os.path.isdir(path) and not is_checkpoint_folder(path)):
-            self.logger.warning("%s was not written by this run, and is not removed", path)
-            return
-        try:
-            remove_path(path)
-        except OSError as error:
-            self.logger.warning("Cannot remove the old checkpoint %s: %s", path, error)
-
-    def poll(self) -> None:
-        """Like :meth:`wait`, but does nothing while the write has not ended. ``PeriodicCheckpointer`` calls it then."""
-        if self._pending is not None and self._pending[0].done():
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait until an asynchronous save is on disk.
-
-        Raises:
-            CheckpointError: the write failed, and ``on_error`` is "stop".
-        """
-        if self._pending is not None:
-            (write, then), self._pending = self._pending, None
-            self._report(write.result(), then)
-
-    def _report(self, failure: CheckpointError | None, then: OnSaved | None) -> None:
-        if failure is not None and self.on_error == "continue":
-            self.logger.error(
-                "Training continues without this checkpoint; the next one is saved when it is due: %s", failure
-            )
-        if then is not None:
-            then(failure)
-        if failure is not None and self.on_error == "stop":
-            raise failure
-
-    def close(self) -> None:
-        """Call :meth:`wait`, and end the thread of asynchronous saves. Further saves are allowed."""
-        try:
-            self.wait()
-        finally:
-            if self._thread is not None:
-                self._thread.shutdown()
-            self._thread = None
+        remove_checkpoint(path, self.save_dir)
 
     # ------------------------------------------------------------------ loading
 
@@ -287,21 +209,19 @@ class Checkpointer(FvcoreCheckpointer):
         # For weights alone, other content of a large file stays on disk. A subclass may have fvcore's arguments.
         mapped = checkpointables == [] and "mmap" in signature(self._load_file).parameters
         checkpoint = self._load_file(local, mmap=True) if mapped else self._load_file(local)
-        self._verified = ""
+        self._verified, self.loaded_from = "", path
         checkpoint["model"], self._weights_loaded = choose_weights(checkpoint, weights_from, path)
-        if self.checkpointables and checkpointables != []:
-            iterations(checkpoint, path)
-        self.loaded_from = path
-        incompatible = self._load_model(checkpoint)
         if "left_out" in checkpoint:  # by CHECKPOINT.TRAINABLE_ONLY
-            from .frozen import restore_frozen
+            from .trainable_only import add_frozen
 
-            restore_frozen(self, checkpoint.pop("left_out"))
+            checkpoint["model"] = add_frozen(self, checkpoint["left_out"], checkpoint["model"])
+        incompatible = self._load_model(checkpoint)
         if incompatible is not None:  # subclasses written for fvcore may return None
             self._log_incompatible_keys(incompatible)
-            if strict and any(incompatible):
-                different = "\n".join(self.load_report.differences())
-                raise ConfigError(f"{path} does not fit the model exactly, as strict loading requires:\n{different}")
+        if strict and (differences := self.load_report.differences()):
+            raise ConfigError("\n".join([f"{path} does not fit the model, as strict loading requires:", *differences]))
+        if self.frozen is not None:
+            self.frozen.read_from(self, path, weights_from, checkpoint.get("left_out"))
         for name in self.checkpointables if checkpointables is None else checkpointables:
             if name not in checkpoint:
                 self.logger.warning("%s holds no %r: it stays as it is", path, name)
@@ -328,6 +248,7 @@ class Checkpointer(FvcoreCheckpointer):
             The remaining content of the file.
         """
         self.wait()
+        self.base = path, weights_from
         find = partial(find_named, path=resume) if isinstance(resume, str) else find_resumable
         self.resumed_from = find(self) if resume else ""
         if self.resumed_from:
@@ -363,16 +284,14 @@ class Checkpointer(FvcoreCheckpointer):
         """Read a local file or folder into a dict with "model"."""
         return read_checkpoint(f, mmap=mmap, verified=f == self._verified)
 
-    def _load_model(self, checkpoint: Any) -> _IncompatibleKeys:
+    def _load_model(self, checkpoint: Any) -> LoadReport:
         """Remove "model" from a checkpoint and load it."""
         by_suffix = checkpoint.get("matching_heuristics") or split_query(self.loaded_from)[1]
         weights = checkpoint.pop("model")
-        report = load_weights(self.model, weights, path=self.loaded_from or "the file", by_suffix=bool(by_suffix))
-        self.load_report = report
-        self.missing_keys = [*report.missing, *(name for name, _, _ in report.mismatched)]
-        return _IncompatibleKeys(report.missing, report.unexpected, report.mismatched)
+        self.load_report = load_weights(self.model, weights, path=self.loaded_from, by_suffix=bool(by_suffix))
+        return self.load_report
 
-    def _log_incompatible_keys(self, incompatible: _IncompatibleKeys) -> None:
+    def _log_incompatible_keys(self, incompatible: LoadReport) -> None:
         self.load_report.log(self.logger, self.loaded_from, self._weights_loaded)
 
 

@@ -13,25 +13,37 @@ import time
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
 from typing import IO, Any
 
 import numpy as np
 import torch
 
 from ...config.errors import ConfigError, first_line, printable
-from ...config.files.atomic import WriteError
+from ...config.files.atomic import (
+    OnError,
+    WriteError,
+    check_on_error,
+    displaced,
+    is_checkpoint_folder,
+    remove_path,
+    replace_file,
+)
+from .state import copy_to_host
 
 __all__ = [
     "STATE_FILE",
     "CheckpointError",
     "OnSaved",
-    "copy_to_uri",
+    "Writer",
     "disk_errors",
     "load_torch_file",
     "read_tag",
+    "remove_checkpoint",
     "verify_checkpoint",
     "write_checkpoint",
+    "write_file",
     "write_twice",
 ]
 
@@ -211,22 +223,44 @@ def read_tag(folder: str) -> str:
     return name if name.strip(".") and os.path.basename(name) == name and name.isprintable() else ""
 
 
-def copy_to_uri(path_manager: Any, uri: str, write: Callable[[IO[bytes]], Any]) -> None:
-    """Have ``write(file)`` write a temporary file, and copy it to a URI.
+def write_file(path: str, write: Callable[[IO[bytes]], Any], path_manager: Any) -> None:
+    """Have ``write(file)`` write a file, which then replaces ``path``, a file or folder. It is copied to a URI.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written. An earlier local file of that name is unchanged.
     """
+    if "://" not in path:
+        with displaced(path) if os.path.isdir(path) else nullcontext():
+            replace_file(path, write)
+        return
     with tempfile.NamedTemporaryFile() as file:
         write(file)
         file.seek(0)
         try:
-            with path_manager.open(uri, "wb") as target:
+            with path_manager.open(path, "wb") as target:
                 shutil.copyfileobj(file, target)
         except OSError:
             raise
         except Exception as error:  # handlers have their own error types
             raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+def remove_checkpoint(path: str, folder: str) -> None:
+    """Remove a checkpoint that a run wrote into its folder. Errors are logged; missing files are ignored."""
+    if "://" in path:
+        logger.warning("%s is kept: checkpoints behind a URI are not removed", path)
+        return
+    if not os.path.lexists(path):
+        return
+    parent, name = os.path.split(os.path.abspath(path))
+    of_a_run = parent == os.path.abspath(folder) and name.endswith(".pth")
+    if not of_a_run or (os.path.isdir(path) and not is_checkpoint_folder(path)):
+        logger.warning("%s was not written by this run, and is not removed", path)
+        return
+    try:
+        remove_path(path)
+    except OSError as error:
+        logger.warning("Cannot remove the old checkpoint %s: %s", path, error)
 
 
 # ---------------------------------------------------------------------------- writes that fail
@@ -264,3 +298,73 @@ def write_twice(path: str, write: Callable[[], Any]) -> CheckpointError | None:
         failure = CheckpointError.of(path, error)
         failure.__cause__ = error
         return failure
+
+
+class Writer:
+    """Writes files one at a time, at once or on a thread. A base class of the Checkpointer.
+
+    Args:
+        asynchronous: copy the state in memory, and write it on a thread. It is not a daemon: the program waits for it
+            before it exits.
+        on_error: what to do with an error of a write: "stop" raises it, "continue" logs it.
+    """
+
+    def __init__(self, asynchronous: bool, on_error: OnError) -> None:
+        check_on_error(on_error)
+        self.asynchronous = asynchronous
+        self.on_error = on_error
+        self._thread: ThreadPoolExecutor | None = None
+        self._pending: tuple[Future[CheckpointError | None], OnSaved | None] | None = None
+
+    def _start_write(self, path: str, state: Any, write: Callable[[Any], Any], then: OnSaved | None) -> None:
+        """Call ``write(state)``, which writes ``path``, see :func:`write_twice`; then call ``then``.
+
+        Raises:
+            CheckpointError: the write failed; ``then`` was called.
+        """
+        if not self.asynchronous:
+            self._report(write_twice(path, lambda: write(state)), then)
+            return
+        state, copied = copy_to_host(state)
+
+        def write_copy() -> None:
+            for event in copied:
+                event.synchronize()
+            write(state)
+
+        self._thread = self._thread or ThreadPoolExecutor(1, "hookline-checkpoint")
+        self._pending = self._thread.submit(write_twice, path, write_copy), then
+
+    def poll(self) -> None:
+        """Like :meth:`wait`, but does nothing while the write has not ended. ``PeriodicCheckpointer`` calls it then."""
+        if self._pending is not None and self._pending[0].done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until an asynchronous save is on disk.
+
+        Raises:
+            CheckpointError: the write failed, and ``on_error`` is "stop".
+        """
+        if self._pending is not None:
+            (write, then), self._pending = self._pending, None
+            self._report(write.result(), then)
+
+    def _report(self, failure: CheckpointError | None, then: OnSaved | None) -> None:
+        if failure is not None and self.on_error == "continue":
+            logger.error(
+                "Training continues without this checkpoint; the next one is saved when it is due: %s", failure
+            )
+        if then is not None:
+            then(failure)
+        if failure is not None and self.on_error == "stop":
+            raise failure
+
+    def close(self) -> None:
+        """Call :meth:`wait`, and end the thread of asynchronous saves. Further saves are allowed."""
+        try:
+            self.wait()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+            self._thread = None

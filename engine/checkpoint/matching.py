@@ -35,22 +35,22 @@ def split_query(path: str) -> tuple[str, bool]:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """How the weights of a file matched a model.
+    """How the weights of a file matched a model. Fields that fvcore also has bear its names.
 
     Attributes:
         total: number of the model's weights, parameters and buffers.
         loaded: how many of them were loaded.
-        missing: weights of the model that the file does not hold.
-        unexpected: weights of the file that the model does not have.
-        mismatched: (name, in the file, in the model) where the shape differs, or complex meets real.
+        missing_keys: weights of the model that the file does not hold.
+        unexpected_keys: weights of the file that the model does not have.
+        incorrect_shapes: (name, in the file, in the model) where the shape differs, or complex meets real.
         prefix: prefix that was removed from the file's names.
     """
 
     total: int
     loaded: int
-    missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
-    mismatched: list[tuple[str, Any, Any]] = field(default_factory=list)
+    missing_keys: list[str] = field(default_factory=list)
+    unexpected_keys: list[str] = field(default_factory=list)
+    incorrect_shapes: list[tuple[str, Any, Any]] = field(default_factory=list)
     prefix: str = ""
 
     def summary(self) -> str:
@@ -60,11 +60,11 @@ class LoadReport:
 
     def differences(self) -> list[str]:
         """Describe what does not fit: one text per kind of difference."""
-        shapes = [f"{name}: {there} in the file, {own} in the model" for name, there, own in self.mismatched]
+        shapes = [f"{name}: {there} in the file, {own} in the model" for name, there, own in self.incorrect_shapes]
         kinds = {
-            "weights not in the file, left as the model was built": self.missing,
+            "weights not in the file, left as the model was built": self.missing_keys,
             "weights of another shape, left as the model was built": shapes,
-            "weights not in the model, ignored": self.unexpected,
+            "weights not in the model, ignored": self.unexpected_keys,
         }
         texts = []
         for what, names in kinds.items():
@@ -153,9 +153,9 @@ def load_weights(
     report = LoadReport(
         total=len(tensors),
         loaded=sum(plain_name(name) not in lost for name in tensors),
-        missing=missing,
-        unexpected=[file_names.get(name, name) for name in incompatible.unexpected_keys],
-        mismatched=mismatched,
+        missing_keys=missing,
+        unexpected_keys=[file_names.get(name, name) for name in incompatible.unexpected_keys],
+        incorrect_shapes=mismatched,
         prefix=prefix,
     )
     if report.total and not report.loaded:

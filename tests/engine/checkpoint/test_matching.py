@@ -48,7 +48,7 @@ def test_prefixes_are_removed_when_names_match_without_them(prefix, other):
     model = net(1)
     report = load_weights(model, {**prefixed(prefix), **dict.fromkeys(other, torch.ones(4))})
     assert equal(model, net())
-    assert (report.loaded, report.total, report.unexpected) == (9, 9, list(other))
+    assert (report.loaded, report.total, report.unexpected_keys) == (9, 9, list(other))
 
 
 def test_names_match_by_suffix_where_the_file_or_the_path_asks_for_it(tmp_path):
@@ -61,7 +61,7 @@ def test_names_match_by_suffix_where_the_file_or_the_path_asks_for_it(tmp_path):
         checkpointer = Checkpointer(model)
         checkpointer.load(f"{tmp_path}/{path}", [])
         assert equal(model.body, net())
-        assert checkpointer.missing_keys == []
+        assert checkpointer.load_report.missing_keys == []
     for path in ("plain.pth", "plain.pth?matching=True"):  # another query is part of the name
         with pytest.raises(ConfigError, match=r"plain\.pth"):
             Checkpointer(wrapped(1)).load(f"{tmp_path}/{path}", [])
@@ -76,7 +76,7 @@ def test_numbers_are_converted_to_the_models_dtype_and_complex_ones_are_not():
     assert not load_weights(model, halves).differences()
     assert torch.equal(model.head.weight, halves["head.weight"].float())
     halves["head.bias"] = torch.ones(4, dtype=torch.complex64)
-    assert load_weights(model, halves).mismatched == [("head.bias", torch.complex64, torch.float32)]
+    assert load_weights(model, halves).incorrect_shapes == [("head.bias", torch.complex64, torch.float32)]
 
 
 def test_tied_weights_need_only_one_of_their_names():
@@ -118,7 +118,8 @@ def test_weights_that_do_not_fit_stay_each_kind_is_one_warning_and_an_error_if_s
     checkpointer = Checkpointer(model)
     checkpointer.load(path, [])
     not_loaded = ["backbone.0.bias", "backbone.0.weight", "head.bias", "head.weight"]
-    assert sorted(checkpointer.missing_keys) == not_loaded
+    report = checkpointer.load_report
+    assert sorted([*report.missing_keys, *(name for name, _, _ in report.incorrect_shapes)]) == not_loaded
     assert all(torch.equal(model.state_dict()[name], before[name]) for name in not_loaded)
     assert torch.equal(model.backbone[1].weight, net().backbone[1].weight)
     warnings = [record.getMessage() for record in log.records if record.levelname == "WARNING"]
@@ -137,7 +138,9 @@ def test_weights_of_another_model_are_an_error_and_do_not_change_the_model():
         with pytest.raises(ConfigError, match=next(iter(found), "none of its weights")):
             load_weights(model, found)
     assert equal(model, before)
-    assert load_weights(nn.ReLU(), {"a": torch.ones(1)}).unexpected == ["a"]  # a model without weights takes any file
+    assert load_weights(nn.ReLU(), {"a": torch.ones(1)}).unexpected_keys == [
+        "a"
+    ]  # a model without weights takes any file
 
 
 def test_a_load_file_method_written_for_fvcore_works(tmp_path):

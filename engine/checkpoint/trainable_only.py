@@ -1,0 +1,138 @@
+"""Checkpoints of what is trained: frozen weights that a file or the model's constructor gives are left out."""
+
+import copy
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...config import ConfigError
+from ...hooks.common import optimizers_of, unwrap_model
+from .state import plain_name
+
+__all__ = ["FrozenWeights", "add_frozen"]
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}  # by bytes
+
+
+class FrozenWeights:
+    """The frozen parameters of a model, which a Checkpointer leaves out of its files.
+
+    Those are the parameters that need no gradient and that no optimizer has when the trainer is built. A file holds
+    their names, a sum of each one's bits, and the file that they were read from. See :func:`add_frozen`.
+
+    Args:
+        model: the model.
+        optimizer: its optimizer.
+
+    Raises:
+        ConfigError: there are none.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Any) -> None:
+        model = unwrap_model(model)
+        trained = {id(p) for one in optimizers_of(optimizer) for group in one.param_groups for p in group["params"]}
+        saved = model.state_dict().keys()
+        self._parameters = {
+            plain_name(name): parameter
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+            if not parameter.requires_grad and id(parameter) not in trained and name in saved
+        }
+        if not self._parameters:
+            raise ConfigError("CHECKPOINT.TRAINABLE_ONLY: the model has no frozen parameter; set it to False")
+        self._sums = bit_sums(self._parameters.values())
+        # The file that gave them, and which of its weights; empty: the constructor did.
+        self._sources: list[tuple[str, str]] = []
+
+    def read_from(self, checkpointer: Any, path: str, weights_from: str, left_out: Mapping[str, Any] | None) -> None:
+        """Note where the parameters are from, after a Checkpointer has loaded a file.
+
+        Args:
+            checkpointer, path, weights_from: the Checkpointer, and the arguments of its :meth:`load`.
+            left_out: the file's entry of that name, if it has one.
+
+        Raises:
+            ConfigError: they are from a file in the run's folder, which this run may replace.
+        """
+        before, self._sums = self._sums, bit_sums(self._parameters.values())
+        if left_out is not None and self._parameters.keys() <= set(left_out["names"]):
+            self._sources = left_out["sources"]
+        elif left_out is not None or self._sums != before:
+            local = os.path.realpath(checkpointer.fetch(path)) + path[len(path.partition("?")[0]) :]
+            if checkpointer.save_dir and os.path.dirname(local) == os.path.realpath(checkpointer.save_dir):
+                raise ConfigError(
+                    f"CHECKPOINT.TRAINABLE_ONLY: the frozen weights are in {path} alone, and later checkpoints of this "
+                    "folder may replace it: set the key to False, or set another OUTPUT_DIR and MODEL.WEIGHTS"
+                )
+            self._sources = [(path if "://" in path else local, weights_from)]
+
+    def leave_out(self, contents: dict[str, Any]) -> dict[str, Any]:
+        """Return the contents of a checkpoint without the parameters, also in averaged weights.
+
+        Raises:
+            ConfigError: one was changed after it was built or loaded.
+        """
+        for name, before, now in zip(self._parameters, self._sums, bit_sums(self._parameters.values()), strict=True):
+            if before != now:
+                raise ConfigError(
+                    f"CHECKPOINT.TRAINABLE_ONLY: the frozen weight {name} was changed after it was built or loaded, so "
+                    "a resume could not restore it; set the key to False"
+                )
+        states = [one for one in contents.get("trainer", {}).get("hooks", {}).values() if isinstance(one, dict)]
+        averages = [(state, "averaged_model") for state in states if "averaged_model" in state]
+        for holder, key in [(contents, "model"), *averages]:
+            holder[key] = {name: value for name, value in holder[key].items() if name not in self._parameters}
+        return {
+            **contents,
+            "left_out": {"names": list(self._parameters), "sums": self._sums, "sources": self._sources},
+        }
+
+
+def bit_sums(weights: Iterable[torch.Tensor]) -> list[int]:
+    """Return a sum of each weight's bits, which tells changed weights."""
+    parts = [one.detach().contiguous().reshape(-1) for one in weights]
+    return [int(part.view(_INTEGERS[part.element_size()]).sum(dtype=torch.int64)) for part in parts]
+
+
+def add_frozen(checkpointer: Any, left_out: Mapping[str, Any], weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the frozen weights that a file left out to those that it has.
+
+    They are the model's. If their sums are not those in the file, they are read from the file that the run had them
+    from, or else from MODEL.WEIGHTS.
+
+    Args:
+        checkpointer: the Checkpointer that loads the file.
+        left_out: the file's entry of that name.
+        weights: the file's weights.
+
+    Raises:
+        ConfigError: the model has other weights, and so have those files.
+    """
+    reader, names, problem = copy.copy(checkpointer), left_out["names"], ""
+    reader.frozen = None
+    sums = dict(zip(names, left_out.get("sums", ()), strict=False))  # older files have none
+
+    def frozen() -> dict[str, Any]:
+        own = {plain_name(name): value for name, value in checkpointer.model.state_dict().items()}
+        return {name: own[name] for name in names if name in own}
+
+    def is_same() -> bool:
+        found = frozen()
+        return bit_sums(found.values()) == [sums.get(name) for name in found]
+
+    for source, weights_from in (*left_out["sources"], checkpointer.base):
+        try:
+            if source and not is_same():
+                reader.load(source, [], weights_from=weights_from)
+        except ConfigError as error:
+            problem = problem or f" ({error})"
+    if sums and not is_same():
+        read_from = " and ".join(source for source, _ in left_out["sources"]) or "the model as it was built"
+        raise ConfigError(
+            f"{checkpointer.loaded_from} has only the trained weights (CHECKPOINT.TRAINABLE_ONLY), and its "
+            f"{len(names)} frozen ones are not those of {read_from}{problem}: put that file back, or load it into the "
+            "model first; at a resume, set MODEL.WEIGHTS to it"
+        )
+    return {**frozen(), **weights}
