@@ -20,7 +20,7 @@ from ..hooks.control.interruption import INTERRUPTED_BY, StopSignals, is_session
 from ..hooks.writers.periodic import smoothing_window
 from . import comm
 from .checkpoint import checkpointer_for, unwrap_model
-from .compat.ported_trainer import InnerTrainer, support
+from .compat.inner_trainer import get_inner, set_inner
 from .data.build import NoTrainData, build_test_loader, build_train_loader, check_same_length
 from .evaluation import DatasetEvaluator, build_evaluator, evaluation_context, testing, verify_results
 from .evaluation.evaluator import initialized
@@ -75,8 +75,6 @@ class DefaultTrainer(SimpleTrainer):
         trainer.train()
     """
 
-    __slots__ = ("_inner",)  # of InnerTrainer; not in __dict__, which the inner trainer shares: that would be a cycle
-
     # What a subclass that skips __init__ has not set.
     _record: dict[str, Any] = {}  # what a checkpoint says of the config; empty if the config does not decide
     _epoch_offset = 0  # see epoch_offset()
@@ -90,7 +88,7 @@ class DefaultTrainer(SimpleTrainer):
     _repeated_stop: str | None = None
     _rng_at_end: dict[str, Any] | None = None  # the random generators after the last train()
     _length_key = "SOLVER.MAX_ITER"  # where users set the length of a run
-    _trainer = InnerTrainer()
+    _trainer = property(get_inner, set_inner)
     replay_command = replay_command
 
     def __init__(self, cfg: CfgNode) -> None:
@@ -147,10 +145,6 @@ class DefaultTrainer(SimpleTrainer):
         self.max_iter = cfg.SOLVER.MAX_ITER
         self.register_hooks(self.build_hooks())
         self._run.create_folder()
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        support(cls)
 
     def resume_or_load(self, resume: "bool | str | os.PathLike[str]" = True) -> None:
         """Load the last checkpoint in OUTPUT_DIR if ``resume`` is True and there is one; otherwise MODEL.WEIGHTS.
@@ -415,6 +409,8 @@ class DefaultTrainer(SimpleTrainer):
     def state_dict(self) -> dict[str, Any]:
         """Add to the trainer's state what a resume with another config needs."""
         state = super().state_dict()
+        if self._inner is not None:
+            state |= self._inner.state_dict(self)
         return {**state, "run": changes.run_record(self)} if self._record else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -426,3 +422,5 @@ class DefaultTrainer(SimpleTrainer):
         if self._saved_run:
             changes.check_changes(self, self._saved_run)
         super().load_state_dict(state_dict)
+        if self._inner is not None:
+            self._inner.load_state_dict(self, state_dict)

@@ -15,7 +15,7 @@ from ..hooks.common import capture_rng, optimizers_of, refuse_closure, restore_r
 from ..hooks.event_storage import EventStorage, get_event_storage
 from . import comm
 from .checkpoint import unwrap_model
-from .data.epoch_iterator import EpochIterator
+from .data.epoch_iterator import EpochIterator, set_data_loader
 from .data.loader import move_to_device
 from .evaluation.evaluator import predictions
 from .evaluation.metrics import collect
@@ -28,7 +28,6 @@ from .solver.clipping import clipper_of
 from .solver.multi_optimizer import OptimizerList, as_list
 from .step.fast_path import FastOptimizer, backward
 from .step.nonfinite import NonFinitePolicy, check_finite, detect_anomaly, scaled_step
-from .step.old_methods import DataLoaderIter, ThisThread, TrainLoader, adapt_old_methods
 from .step.step_outputs import KeptForHooks, StepOutputs
 from .train_loop import Request, TrainerBase
 
@@ -75,12 +74,13 @@ class SimpleTrainer(TrainerBase):
     """
 
     loss_module: LossModule | None = None
-    concurrent_executor = ThisThread()
     batch = KeptForHooks()
     outputs = KeptForHooks()
-    data_loader: Any = TrainLoader()
-    _data_loader_iter = DataLoaderIter()
+    strategy: Strategy | None = None
+    _inner: Any = None  # the inner trainer that a subclass has set, whose step is run
     _detect_anomaly = detect_anomaly
+    data_loader = property(attrgetter("_batches.given"), set_data_loader)
+    _data_loader_iter = property(attrgetter("_batches"), set_data_loader)  # detectron2's name
     epoch = property(attrgetter("_batches.epoch"))
     iters_per_epoch = property(attrgetter("_batches.length"))
     epoch_ended = property(attrgetter("_batches.ended"))
@@ -88,9 +88,9 @@ class SimpleTrainer(TrainerBase):
 
     def __init__(
         self,
-        model: nn.Module,
-        data_loader: Iterable[Any],
-        optimizer: "torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]",
+        model: nn.Module | None = None,
+        data_loader: Iterable[Any] | None = None,
+        optimizer: "torch.optim.Optimizer | Sequence[Any] | Mapping[str, Any] | None" = None,
         gather_metric_period: int = 1,
         zero_grad_before_forward: bool = False,
         async_write_metrics: bool = False,
@@ -108,20 +108,21 @@ class SimpleTrainer(TrainerBase):
         strategy: Strategy | None = None,
     ) -> None:
         super().__init__()
+        if model is data_loader is optimizer is None:  # a subclass sets them: see _complete()
+            return
         self._step_outputs: StepOutputs | None = None  # if a hook asks for them
         self._pending_rng: dict[str, Any] | None = None  # restored right before the next step
         # After an iteration, of all ranks: the states of random generators, and of loaders that have one of their own.
         self._of_ranks: tuple[int, list[Any], list[Any]] = (-1, [], [])
         model.train()
         self.model = model
-        self.data_loader = data_loader
         self.optimizer: Any = as_list(optimizer, OptimizerList)
         if type(self).run_step is SimpleTrainer.run_step and type(self).optimizer_step is SimpleTrainer.optimizer_step:
             for one in optimizers_of(self.optimizer):
                 refuse_closure(type(one))
         self.gather_metric_period = gather_metric_period
         self.zero_grad_before_forward = zero_grad_before_forward
-        self.async_write_metrics = async_write_metrics
+        self.async_write_metrics = False
         self.adapter = adapter or ModelAdapter()
         self.loss_module = loss_module_of(getattr(self.adapter, "loss", None), model)
         self.accumulation_steps = accumulation_steps
@@ -131,7 +132,6 @@ class SimpleTrainer(TrainerBase):
         if grad_scaler is None and precision is torch.float16:
             grad_scaler = torch.amp.GradScaler(self._device_type())
         self.grad_scaler = grad_scaler
-        self._given_length = iters_per_epoch
         self._batches = EpochIterator(data_loader, iters_per_epoch, weakref.proxy(self))
         self.nonfinite = NonFinitePolicy(nonfinite, nonfinite_limit)
         self.strategy = strategy or strategy_of(model)
@@ -153,14 +153,19 @@ class SimpleTrainer(TrainerBase):
             self._whole_step = CompiledStep({} if compile_step is True else compile_step)
         self._averaging_ranks = comm.get_world_size() if self.strategy.averages else 1
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        adapt_old_methods(cls)
+    def _complete(self) -> None:
+        """Do the work of ``__init__`` for a subclass that sets its parts itself. What it has set stays."""
+        own = dict(vars(self))
+        data_loader = self.data_loader if "_batches" in own else iter(())
+        SimpleTrainer.__init__(self, own.get("model", nn.Identity()), data_loader, own.get("optimizer", ()))
+        vars(self).update(own)
 
     # ------------------------------------------------------------------ the step
 
     def run_step(self) -> None:
         """Read a batch, compute its losses and gradients, and update the weights if all of them are finite."""
+        if self._inner is not None:
+            return self._inner.of(self).run_step()
         if not self.model.training:
             raise AssertionError("[SimpleTrainer] model was changed to eval mode! Call model.train() before the step")
         weighted = self.accumulation_steps > 1 or self._averaging_ranks > 1
@@ -362,7 +367,7 @@ class SimpleTrainer(TrainerBase):
         Args:
             data_loader_builder: creates the loader. It is called after the old loader and its workers are deleted.
         """
-        del self.data_loader
+        self._batches.drop_loader()
         self.data_loader = data_loader_builder()
 
     def skip_epoch(self) -> None:
@@ -444,6 +449,10 @@ class SimpleTrainer(TrainerBase):
     # ------------------------------------------------------------------ checks and state
 
     def _hooks_changed(self) -> None:
+        if self.strategy is None:
+            if not {"model", "optimizer"} <= vars(self).keys():  # nothing to watch yet
+                return
+            self._complete()
         asked = any(hook.uses_outputs for hook in self.hooks.hooks)
         if asked or self._step_outputs is not None:
             self._step_outputs = self._step_outputs or StepOutputs(self)
@@ -460,6 +469,8 @@ class SimpleTrainer(TrainerBase):
                 value.to(self.device)
 
     def _begin(self) -> None:
+        if self.strategy is None:
+            self._complete()
         self._move_modules()
         if self.loss_module is not None:
             self.loss_module.check_optimized(self.optimizer)

@@ -20,6 +20,7 @@ from ..config import ConfigError
 from ..config.rare_names import imported_when_used
 from ..hooks.base import HookBase, StopTraining
 from ..hooks.event_storage import EventStorage, get_event_storage
+from ..hooks.functions import on
 from ..hooks.hook_list import HookList
 from . import comm
 from .ranks.rank_sync import RankSync, StopRequest, as_failure, share_metrics
@@ -73,7 +74,6 @@ class TrainerBase:
         requests: what is asked for at the end of this step, on all ranks: "eval", "write", "save".
         ending: whether the loop has ended: ``after_train``, the last metrics and the last checkpoint follow.
         comm: the module of rank and collective functions, for hooks.
-        name: a name for ``@on(..., trainer="name")``, in addition to the names of the trainer's classes.
     """
 
     storage: EventStorage
@@ -81,7 +81,7 @@ class TrainerBase:
     iters_per_epoch: int | None = None
     epoch_ended: bool = False
     comm = comm
-    name = ""
+    on = on
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         trainer = super().__new__(cls)

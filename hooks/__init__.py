@@ -14,7 +14,7 @@ from .control.lr_scheduler import LRScheduler
 from .evaluation import EvalHook
 from .event_storage import _CURRENT_STORAGE_STACK as _CURRENT_STORAGE_STACK
 from .event_storage import EventStorage, get_event_storage, has_event_storage
-from .functions import CallbackHook, FunctionHook, off, on
+from .functions import CallbackHook, FunctionHook
 from .history_buffer import HistoryBuffer
 from .hook_list import HookOrderError, check_hooks
 from .watching.timing import IterationTimer, Throughput
@@ -94,8 +94,6 @@ __all__ = [
     "check_hooks",
     "get_event_storage",
     "has_event_storage",
-    "off",
-    "on",
 ]
 
 __getattr__ = imported_when_used(

@@ -1,15 +1,14 @@
-"""Plain functions as hooks: ``@on("after_step", every="100it")``."""
+"""Plain functions as hooks: ``@trainer.on("after_step", every="100it")``."""
 
 import inspect
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..config import ConfigError, Duration, suggest
 from ..config.registry import is_again
 from .base import EVENTS, Every, HookBase
 
-__all__ = ["CallbackHook", "FunctionHook", "off", "on"]
+__all__ = ["CallbackHook", "FunctionHook", "on"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -130,17 +129,11 @@ def check_arguments(function: Callable[..., Any], event: str) -> None:
         raise ConfigError(f"{event} calls a function as f({', '.join(names)}), which {name} is not: {error}") from None
 
 
-# For trainers that start later: the name of the trainer or None, a hook, and what makes another one like it.
-WAITING: list[tuple[str | None, FunctionHook, Callable[[], FunctionHook]]] = []
-
-
-def on(event: str, *, trainer: Any = None, **options: Any) -> Callable[[F], F]:
-    """Decorate a function to be called at an event.
+def on(trainer: Any, event: str, **options: Any) -> Callable[[F], F]:
+    """Decorate a function to be called at an event of this trainer.
 
     Args:
         event: an event of :class:`HookBase`.
-        trainer: a trainer, or the name of one (its ``name`` or its class). None: every trainer of this process that
-            starts training from now on, until :func:`off`.
         **options: ``every``, ``once``, ``when``, ``uses_outputs``, ``uses_indices``; see :class:`FunctionHook`.
 
     Returns:
@@ -149,38 +142,16 @@ def on(event: str, *, trainer: Any = None, **options: Any) -> Callable[[F], F]:
 
     Example::
 
-        @on("after_step", every="100it")
+        @trainer.on("after_step", every="100it")
         def report(trainer):
             print(trainer.iter, trainer.storage.latest()["total_loss"])
     """
 
     def decorate(function: F) -> F:
-        make = partial(FunctionHook, function, event, **options)
-        hook = make()
-        if trainer is None or isinstance(trainer, str):
-            WAITING[:] = [waiting for waiting in WAITING if not replaces(hook, waiting[1])]
-            WAITING.append((trainer, hook, make))
-        else:
-            trainer.register_hooks([hook])
+        for old in trainer.find_hooks(FunctionHook):
+            if old.event == event and is_again(old.function, function):
+                trainer.remove_hook(old)
+        trainer.register_hooks([FunctionHook(function, event, **options)])
         return function
 
     return decorate
-
-
-def off(function: Callable[..., Any]) -> None:
-    """Undo :func:`on` without a trainer or with a name. Trainers that have registered the function keep it."""
-    WAITING[:] = [waiting for waiting in WAITING if waiting[1].function is not function]
-
-
-def replaces(new: HookBase, hook: HookBase) -> bool:
-    """Return whether a hook's function is that of another hook, defined again, at the same event."""
-    if not isinstance(new, FunctionHook) or not isinstance(hook, FunctionHook) or new is hook:
-        return False
-    return new.event == hook.event and is_again(hook.function, new.function)
-
-
-def functions_for(names: Iterable[str], present: Iterable[HookBase]) -> list[HookBase]:
-    """Return new hooks for functions decorated for a trainer with one of ``names``, unless they are in ``present``."""
-    there = [(hook.function, hook.event) for hook in present if isinstance(hook, FunctionHook)]
-    wanted = [(hook, make) for trainer, hook, make in WAITING if trainer is None or trainer in names]
-    return [make() for hook, make in wanted if (hook.function, hook.event) not in there]

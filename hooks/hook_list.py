@@ -11,7 +11,6 @@ from ..config import ConfigError
 from ..config.errors import loading
 from .base import EVENTS, STEP_EVENTS, HookBase, HookOrderError, StopTraining, check_hooks
 from .common import check_numbers
-from .functions import WAITING, functions_for, replaces
 
 __all__ = ["HookList", "HookOrderError", "check_hooks", "hook_name", "overrides"]
 
@@ -53,9 +52,6 @@ class HookList:
         for hook in new:
             if not isinstance(hook, HookBase):
                 raise TypeError(f"a hook must be a HookBase, not {hook!r}")
-        for hook in new:
-            for old in [old for old in self.hooks if replaces(hook, old)]:  # a notebook's cell ran again
-                self.remove(old)
         check_hooks([*self.hooks, *new])
         self._adopt(new)
         before = list(self.hooks)
@@ -177,17 +173,9 @@ class HookList:
 
     # ------------------------------------------------------------------ during a run
 
-    def _join(self) -> None:
-        """Add functions of ``@on``, and hooks that were put into the list by hand."""
-        if WAITING:
-            classes = self._trainer.__class__.__mro__
-            names = {self._trainer.name, *(cls.__name__ for cls in classes)}
-            self.register(functions_for(names, self.hooks))
-        self._adopt(self.hooks)
-
     def start(self) -> None:
         """Prepare for a run."""
-        self._join()
+        self._adopt(self.hooks)  # also those that were put into the list by hand
         check_hooks(self.hooks)
         self._costs.clear()
         self.bind()
@@ -221,7 +209,7 @@ class HookList:
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
         """Load the states of the hooks. Those without one start fresh, which is logged."""
-        self._join()
+        self._adopt(self.hooks)
         hooks = self._by_key()
         check_numbers(states, {}, "the state of the hooks in the checkpoint")
         for key, state in states.items():

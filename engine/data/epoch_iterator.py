@@ -1,7 +1,7 @@
 """Read a loader endlessly, with a position that can be saved."""
 
-import copy
 import logging
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -52,10 +52,19 @@ class EpochIterator:
     def __init__(
         self, loader: Any, length: "int | Callable[[Any], int | None] | None" = None, listener: Any = None
     ) -> None:
+        self.listener = listener
+        self.epoch = 0
+        self._follows_indices = False
+        # Micro-batches per batch that are asked for, and those left to yield.
+        self._parts = 1
+        self._left = deque[tuple[Any, int | None]]()
+        self._read_from(loader, length)
+
+    def _read_from(self, loader: Any, length: "int | Callable[[Any], int | None] | None") -> None:
+        """Set what belongs to a loader of which nothing was read."""
         self._given: Any = loader, length
         self.loader = loader.loader if isinstance(loader, LimitedLoader) else loader
-        self.listener = listener
-        self.epoch = self.position = 0
+        self.position = 0
         self.num_samples: int | None = None
         self._stateful = has_state(self.loader)
         self._measure()
@@ -65,13 +74,10 @@ class EpochIterator:
         self._skipping = False
         self._state: Mapping[str, Any] | None = None  # a loaded state whose next batch was not read yet
         self._begun = -1  # the last epoch that begin_epoch() was called in
-        self._follows_indices = False
         # The indices of the last batch, and of those that workers read ahead.
         self._indices: Any = None
         self._noted: deque[Any] | None = None
-        # Micro-batches per batch: those that are asked for, and those that the iterator makes; and those left to yield.
-        self._parts = self._made_parts = 1
-        self._left = deque[tuple[Any, int | None]]()
+        self._made_parts = 1  # micro-batches per batch that the iterator makes
 
     def __iter__(self) -> "EpochIterator":
         return self
@@ -177,6 +183,11 @@ class EpochIterator:
             self._seek(self._state)
 
     @property
+    def given(self) -> Any:
+        """The loader as it was given."""
+        return self._given[0]
+
+    @property
     def differs_by_rank(self) -> bool:
         """Whether the loader has a state of its own, which is that of this rank."""
         return self._stateful and not isinstance(self.loader, StreamLoader)
@@ -220,7 +231,7 @@ class EpochIterator:
         if self._indices is None:
             raise AttributeError(
                 "trainer.sample_indices is there from after_fetch on, if a hook has uses_indices = True (a function: "
-                "@on(..., uses_indices=True)); if it joined during a pass over the data, from the next pass on"
+                "trainer.on(..., uses_indices=True)); if it joined during a pass over the data, from the next pass on"
             )
         return self._indices
 
@@ -236,22 +247,23 @@ class EpochIterator:
         """Samples (over all ranks) before the last batch read, in the current pass over the loader."""
         return self._samples - self._size
 
-    def without_loader(self) -> "EpochIterator":
-        """Return a copy with the position, which keeps neither the loader nor its workers."""
-        other = copy.copy(self)
-        other._given = other.loader = other._sampler = other._iterator = None
-        return other
+    def drop_loader(self) -> None:
+        """Keep the position, but neither the loader nor its workers, until :meth:`replace_loader`."""
+        self._given = None, self._given[1]
+        self.loader = self._sampler = self._iterator = None
 
-    def continue_from(self, other: "EpochIterator") -> None:
-        """Take over the position of another iterator, whose loader is replaced, before any batch is read.
+    def replace_loader(self, loader: Any) -> None:
+        """Read from another loader, from the next batch on.
 
-        If it was loaded, this loader is positioned there. If batches of its epoch were read, the next batch starts a
-        new epoch.
+        If a position was loaded, and no batch was read since, this loader is positioned there. If batches of the epoch
+        were read, the next batch starts a new epoch.
         """
-        if other._state is not None:
-            self.load_state_dict(other._state)
+        state, begun = self._state, self.position > 0
+        self._read_from(loader, self._given[1])
+        if state is not None:
+            self.load_state_dict(state)
         else:
-            self.epoch, self._skipping = other.epoch, other.position > 0
+            self._skipping = begun
 
     def skip_epoch(self) -> None:
         """End the current epoch here; the next batch starts a new one."""
@@ -407,3 +419,12 @@ class EpochIterator:
                 "can be read only once; use a loader that can be read again"
             )
         return read
+
+
+def set_data_loader(trainer: Any, loader: Any) -> None:
+    """Make a trainer read from a loader, from its next batch on."""
+    if "_batches" in vars(trainer):
+        trainer._batches.replace_loader(loader)
+        trainer._follow_indices()
+    else:
+        trainer._batches = EpochIterator(loader, listener=weakref.proxy(trainer))

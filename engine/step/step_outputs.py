@@ -21,7 +21,7 @@ class KeptForHooks:
             return self
         raise AttributeError(
             f"trainer.{self._name} is not there: it is kept from after_forward to after_step if a hook has "
-            "uses_outputs = True (for a function: @on(..., uses_outputs=True)), and if "
+            "uses_outputs = True (of a function: trainer.on(..., uses_outputs=True)), and if "
             f"{type(trainer).__name__}.run_step() calls self.forward(batch)"
         )
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import hookline.hooks
 from hookline.engine import SimpleTrainer
-from hookline.hooks import HookBase, off
+from hookline.hooks import HookBase
 
 EXAMPLES = Path(__file__).parent / "examples"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -29,7 +29,6 @@ def load(name):
 
 
 checking, evaluating, reporting, stopping = map(load, ("checking", "evaluating", "reporting", "stopping"))
-off(reporting.note_the_epoch)  # so that it does not join trainers of other tests
 
 
 class Classifier(nn.Linear):
@@ -132,15 +131,11 @@ def test_the_notifier_reports_the_end_or_an_error_and_its_place():
     ]
 
 
-def test_a_function_joins_trainers_by_name():
-    mine, other = simple_trainer(), simple_trainer()
-    mine.name = "my-experiment"
-    module = load("reporting")  # which decorates it again
-    for trainer in (mine, other):
-        trainer.train(0, 6)
-    off(module.note_the_epoch)
-    assert [text for _, text, _ in mine.storage._texts] == ["epoch 0 is over at iteration 4"]
-    assert not other.storage._texts
+def test_a_function_is_called_at_an_event():
+    trainer = simple_trainer()
+    trainer.on("after_epoch")(reporting.note_the_epoch)
+    trainer.train(0, 6)
+    assert [text for _, text, _ in trainer.storage._texts] == ["epoch 0 is over at iteration 4"]
 
 
 # ---------------------------------------------------------------------- checking

@@ -4,7 +4,7 @@ import pytest
 
 from hookline.config import ConfigError
 from hookline.engine import TrainerBase
-from hookline.hooks import CallbackHook, EvalHook, off, on
+from hookline.hooks import CallbackHook, EvalHook
 
 
 class Trainer(TrainerBase):
@@ -12,36 +12,22 @@ class Trainer(TrainerBase):
         pass
 
 
-@pytest.fixture
-def decorated():
-    """Collects functions that a test decorated, and undoes it at the end."""
-    functions = []
-    yield functions.append
-    for function in functions:
-        off(function)
-
-
-def test_a_function_joins_every_trainer_that_starts_later_or_one(decorated):
+def test_a_function_is_called_at_the_events_of_its_trainer_only():
     seen, mine, other = [], Trainer(), Trainer()
 
-    @on("after_step", every=2)
+    @mine.on("after_step", every=2)
     def note(trainer):
-        seen.append(("all", trainer.iter))
+        seen.append(trainer.iter)
 
-    @on("after_train", trainer=mine)
-    def note_one(trainer):
-        seen.append(("one", trainer.iter))
-
-    decorated(note)
-    mine.train(0, 2)
+    mine.train(0, 4)
     other.train(0, 4)
-    assert seen == [("all", 1), ("one", 2), ("all", 1), ("all", 3)]
+    assert seen == [1, 3]
 
 
 def test_once_and_when():
     seen, trainer = [], Trainer()
-    on("after_step", once=True, trainer=trainer)(lambda t: seen.append(("once", t.iter)))
-    on("after_step", when=lambda t: t.iter % 3 == 2, trainer=trainer)(lambda t: seen.append(("when", t.iter)))
+    trainer.on("after_step", once=True)(lambda t: seen.append(("once", t.iter)))
+    trainer.on("after_step", when=lambda t: t.iter % 3 == 2)(lambda t: seen.append(("when", t.iter)))
     trainer.train(0, 7)
     assert seen == [("once", 0), ("when", 2), ("when", 5)]
 
@@ -49,8 +35,8 @@ def test_once_and_when():
 def test_a_number_counts_the_calls_of_an_event_that_is_not_one_of_a_step_also_over_a_resume():
     def make(seen):
         trainer = Trainer()
-        on("after_eval", every=2, trainer=trainer)(lambda t, results: seen.append(("second", t.iter)))
-        on("after_eval", every="4it", trainer=trainer)(lambda t, results: seen.append(("step", t.iter)))
+        trainer.on("after_eval", every=2)(lambda t, results: seen.append(("second", t.iter)))
+        trainer.on("after_eval", every="4it")(lambda t, results: seen.append(("step", t.iter)))
         trainer.register_hooks([EvalHook(1, lambda: {}, eval_after_train=False)])
         return trainer
 
@@ -73,7 +59,7 @@ def test_a_number_counts_the_calls_of_an_event_that_is_not_one_of_a_step_also_ov
 )
 def test_a_function_that_does_not_fit_its_event_fails_when_it_is_registered(event, function, words):
     with pytest.raises(ConfigError, match=words):
-        on(event, trainer=Trainer())(function)
+        Trainer().on(event)(function)
     with pytest.raises(ConfigError, match=words):
         CallbackHook(**{event: function})
 
@@ -87,16 +73,14 @@ def test_a_function_that_does_not_fit_its_event_fails_when_it_is_registered(even
 )
 def test_wrong_arguments_fail_at_the_decorator(event, arguments, named):
     with pytest.raises(ConfigError, match=named):
-        on(event, **arguments)(lambda trainer, *_: None)
+        Trainer().on(event, **arguments)(lambda trainer, *_: None)
 
 
 def test_a_function_defined_again_replaces_the_earlier_one():
     """As by a cell of a notebook that runs twice."""
     trainer, seen = Trainer(), []
-    space = {"on": on, "seen": seen, "trainer": trainer, "__name__": "__main__"}
+    space = {"seen": seen, "trainer": trainer, "__name__": "__main__"}
     for version in (1, 2):
-        exec(f"@on('after_step', trainer=trainer)\ndef report(trainer):\n    seen.append({version})\n", space)
-        exec(f"@on('after_step')\ndef everywhere(trainer):\n    seen.append({version + 2})\n", space)
+        exec(f"@trainer.on('after_step')\ndef report(trainer):\n    seen.append({version})\n", space)
     trainer.train(0, 2)
-    off(space["everywhere"])
-    assert sorted(seen) == [2, 2, 4, 4]
+    assert seen == [2, 2]

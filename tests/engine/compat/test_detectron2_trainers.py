@@ -410,7 +410,38 @@ def test_an_optimizer_that_clips_the_full_model_itself_is_left_alone(make):
     assert norms[0] > 0.02
 
 
-# ---------------------------------------------------------------------------- a TrainerBase around an inner trainer
+def test_a_simple_trainer_that_sets_its_parts_itself_is_completed():
+    class Bare(SimpleTrainer):
+        def __init__(self, model, optimizer):
+            self.model, self.optimizer = model, optimizer
+            self.data_loader = [torch.ones(2, 3)] * 2
+
+    model = Net()
+    trainer = Bare(model, torch.optim.SGD(model.parameters(), 0.1))
+    before = model.fc.weight.clone()
+    assert trainer.train(0, 3).iteration == 3
+    assert not torch.equal(model.fc.weight, before)
+    assert (trainer.epoch, trainer.iters_per_epoch) == (1, 2)
+
+
+def test_what_is_set_on_an_inner_trainer_counts_for_both(make):
+    class Stops(SimpleTrainer):
+        def run_step(self):
+            super().run_step()
+            if self.iter == 1:
+                self.request_stop("enough")
+
+    class Trainer(WithoutInit):
+        def put(self, model, data_loader, optimizer):
+            self._trainer = Stops(model, data_loader, optimizer)
+
+    trainer = make(Trainer)
+    trainer._trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), 0.0)
+    before = trainer.model.fc.weight.clone()
+    assert trainer.train().reason == "enough"
+    assert trainer.iter == 2
+    assert torch.equal(trainer.model.fc.weight, before)
+    assert trainer.optimizer is trainer._trainer.optimizer
 
 
 # ---------------------------------------------------------------------------- methods of early versions

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from hookline.hooks import HookBase, on
+from hookline.hooks import HookBase
 
 
 class Notifier(HookBase):
@@ -20,7 +20,6 @@ class Notifier(HookBase):
             self.send(f"ended at iteration {self.trainer.iter} of {self.trainer.max_iter}")
 
 
-@on("after_epoch", trainer="my-experiment")  # for trainers with name = "my-experiment"
 def note_the_epoch(trainer) -> None:
-    """Puts a line of text after each epoch."""
+    """Puts a line of text after each epoch: ``trainer.on("after_epoch")(note_the_epoch)``."""
     trainer.storage.put_text("epochs", f"epoch {trainer.epoch} is over at iteration {trainer.iter}")
