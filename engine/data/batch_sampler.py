@@ -58,7 +58,8 @@ class PlacedBatch(list[int]):
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
-    """Splits a stream of indices into global batches and yields this rank's contiguous part of each.
+    """Splits a stream of indices into global batches and yields this rank's contiguous part of each, a
+    :class:`PlacedBatch`.
 
     Args:
         sampler: yields the indices of all ranks. Its random draws, from the global generators of Python, NumPy and
@@ -69,7 +70,6 @@ class GlobalBatchSampler(Sampler[list[int]]):
         drop_last: drop the last batch of an epoch if it is not full.
         rank: the rank to yield batches for. Default: this process's data rank.
         world_size: number of ranks. Default: the number of data ranks.
-        placed: yield :class:`PlacedBatch`, for loaders that need the positions.
         seed: of the sampler's draws, the same on all ranks.
         seeds_own: whether generators that are attributes of the sampler are seeded.
 
@@ -89,7 +89,6 @@ class GlobalBatchSampler(Sampler[list[int]]):
         rank: int | None = None,
         world_size: int | None = None,
         *,
-        placed: bool = False,
         seed: int = 0,
         seeds_own: bool = True,
     ) -> None:
@@ -98,7 +97,6 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.drop_last = drop_last
         self.rank = comm.get_data_rank() if rank is None else rank
         self.world_size = comm.get_data_size() if world_size is None else world_size
-        self.placed = placed
         self.seed = seed
         self.seeds_own = seeds_own
         self.noted: deque[list[int]] | None = None
@@ -109,7 +107,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
             raise ConfigError(
                 f"DATALOADER.BATCH_SIZE is {batch_size}, fewer than one sample for each of {self.world_size} rank(s)"
             )
-        samples = self._samples()
+        samples = length_of(self.sampler)
         last = 0 if samples is None or drop_last else samples % batch_size
         if 0 < last < self.world_size:
             raise ConfigError(
@@ -128,7 +126,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     def batches_after(self, start: int) -> int | None:
         """Batches left in an epoch after ``start`` samples; None if it has no end."""
-        samples = self._samples()
+        samples = length_of(self.sampler)
         if samples is None:
             return None
         full, rest = divmod(max(0, samples - start), self.batch_size)
@@ -139,7 +137,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
         The mean over ranks of (rank mean times share) is the mean over the batch.
         """
-        samples = self._samples()
+        samples = length_of(self.sampler)
         length = self.batch_size if samples is None else min(self.batch_size, samples - start)
         part = self._part(length)
         return (part.stop - part.start) * self.world_size / length
@@ -160,8 +158,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
             part = self._part(length)
             if self.noted is not None:
                 self.noted.append(batch[part])
-            places = range(start + part.start, start + part.stop)
-            yield PlacedBatch(batch[part], epoch, places) if self.placed else batch[part]
+            yield PlacedBatch(batch[part], epoch, range(start + part.start, start + part.stop))
             start += self.batch_size
 
     def _set_sampler_epoch(self, epoch: int, start: int) -> int:
@@ -176,10 +173,6 @@ class GlobalBatchSampler(Sampler[list[int]]):
     def _part(self, length: int) -> slice:
         """This rank's part of a batch of ``length`` indices of the sampler."""
         return slice(length * self.rank // self.world_size, length * (self.rank + 1) // self.world_size)
-
-    def _samples(self) -> int | None:
-        """Samples per epoch, over all ranks; None if it has no end."""
-        return length_of(self.sampler)
 
     def __len__(self) -> int:
         number = self.batches_after(0)

@@ -4,7 +4,6 @@ import functools
 import inspect
 import logging
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any, NoReturn
@@ -52,27 +51,23 @@ def build_train_loader(cfg: CfgNode) -> Any:
     """
     if not cfg.DATASETS.TRAIN:
         raise ConfigError('DATASETS.TRAIN is empty: name the training data, such as ["digits_train"]')
-    parts = _training_parts(cfg)
-    dataset: Any = _training_data(cfg, parts)
-    seed = cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()
+    parts, dataset = _training_data(cfg)
+    settings, seed = cfg.DATALOADER, cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()
     if is_loader(dataset):
         loader = use_loader(dataset, "DATASETS.TRAIN")
     elif isinstance(dataset, IterableDataset):
-        if comm.get_data_size() > 1 and not isinstance(dataset, ShardedIterable) and not cfg.DATALOADER.ITERS_PER_EPOCH:
+        if comm.get_data_size() > 1 and not isinstance(dataset, ShardedIterable) and not settings.ITERS_PER_EPOCH:
             raise ConfigError(
                 f"DATALOADER.ITERS_PER_EPOCH: {type(dataset).__name__} splits itself between the ranks, which may then "
                 "end at different steps, and wait for each other forever. Set the length of an epoch, or make the set "
                 "a ShardedIterable, which ends on all ranks at the same step"
             )
-        size, drop_last = cfg.DATALOADER.BATCH_SIZE, cfg.DATALOADER.DROP_LAST
-        loader = _stream(dataset, size, seed=seed, drop_last=drop_last, **_options(cfg, dataset))
+        options = {"drop_last": settings.DROP_LAST, **_options(cfg, dataset)}
+        loader = _stream(dataset, settings.BATCH_SIZE, seed=seed, **options)
     else:
         batches = functools.partial(_train_batches, cfg, dataset, parts, seed)
         loader = _loader(dataset, batches(), seed=seed, make_batches=batches, **_options(cfg, dataset))
-    return _limited(loader, cfg.DATALOADER.LIMIT_TRAIN_BATCHES)
-
-
-def _limited(loader: Any, limit: int) -> Any:
+    limit = settings.LIMIT_TRAIN_BATCHES
     return LimitedLoader(loader, limit) if limit else loader
 
 
@@ -120,31 +115,29 @@ def _train_batches(cfg: CfgNode, dataset: Any, parts: list[Any], seed: int) -> G
     return batches
 
 
-def _training_parts(cfg: CfgNode) -> list[Any]:
-    return [_built(entry, f"DATASETS.TRAIN[{i}]") for i, entry in enumerate(cfg.DATASETS.TRAIN)]
+def _training_data(cfg: CfgNode) -> tuple[list[Any], Any]:
+    """Build the training sets. Returns them, and what is made of them; with OVERFIT_BATCHES that is the first samples.
 
-
-def _training_data(cfg: CfgNode, parts: list[Any]) -> Any:
-    """Join the training sets; with OVERFIT_BATCHES their first samples."""
-    if len(parts) > 1 and any(isinstance(part, IterableDataset) for part in parts):
-        raise ConfigError("DATASETS.TRAIN: an iterable data set cannot be concatenated with others; name it alone")
-    dataset = _concatenated(parts) if len(parts) > 1 else parts[0]
-    if ((ratios := _ratios(cfg)) or cfg.DATALOADER.MAX_TOKENS) and (
-        is_loader(dataset) or isinstance(dataset, IterableDataset)
-    ):
-        what = "DATASETS.TRAIN: RATIO" if ratios else "DATALOADER.MAX_TOKENS"
-        raise ConfigError(f"{what} needs data sets with indices, and {type(dataset).__name__} is iterable")
-    number = cfg.DATALOADER.OVERFIT_BATCHES * cfg.DATALOADER.BATCH_SIZE
-    if number and (is_loader(dataset) or isinstance(dataset, IterableDataset)):
-        raise ConfigError(
-            f"DATALOADER.OVERFIT_BATCHES: {type(dataset).__name__} is iterable; put its first samples into a list: "
-            f"list(islice(dataset, {number}))"
-        )
-    if not number:
-        return dataset
-    part = Subset(dataset, range(min(number, len(dataset))))
-    logger.info("DATALOADER.OVERFIT_BATCHES: training and evaluation use the same %d samples", len(part))
-    return part
+    Raises:
+        ConfigError: one is iterable, and something needs indices.
+    """
+    parts: list[Any] = []
+    for i, entry in enumerate(cfg.DATASETS.TRAIN):
+        parts.append(_built(entry, f"DATASETS.TRAIN[{i}]"))
+    keys = [f"DATALOADER.{key}" for key in ("MAX_TOKENS", "OVERFIT_BATCHES") if cfg.DATALOADER[key]]
+    if len(parts) > 1 or _ratios(cfg):
+        keys.append("DATASETS.TRAIN: RATIO, or more than one set,")
+    for part in parts if keys else ():
+        if is_loader(part) or isinstance(part, IterableDataset):
+            raise ConfigError(
+                f"{keys[0]} needs data sets with indices, and {type(part).__name__} is iterable: use it alone, or put "
+                "its samples into a list"
+            )
+    dataset = parts[0] if len(parts) == 1 else _concatenated(parts)
+    if number := cfg.DATALOADER.OVERFIT_BATCHES * cfg.DATALOADER.BATCH_SIZE:
+        dataset = Subset(dataset, range(min(number, len(dataset))))
+        logger.info("DATALOADER.OVERFIT_BATCHES: training and evaluation use the same %d samples", len(dataset))
+    return parts, dataset
 
 
 def _ratios(cfg: CfgNode) -> list[float]:
@@ -198,18 +191,20 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> Any:
     total, limit = batch_size * comm.get_data_size(), cfg.DATALOADER.LIMIT_TEST_BATCHES
     seed, dataset = max(cfg.SEED, 0), _test_data(cfg, dataset_name)
     if is_loader(dataset):
-        return _limited(use_loader(dataset, "DATASETS.TEST"), limit)
-    if isinstance(dataset, IterableDataset):
-        return _limited(_stream(dataset, total, seed=seed, keep_rest=True, **_options(cfg, dataset)), limit)
-    size = min(len(dataset), limit * total) if limit else len(dataset)
-    batches = BatchSampler(InferenceSampler(size), batch_size, drop_last=False)
-    return _loader(dataset, batches, seed=seed, **_options(cfg, dataset))
+        loader = use_loader(dataset, "DATASETS.TEST")
+    elif isinstance(dataset, IterableDataset):
+        loader = _stream(dataset, total, seed=seed, keep_rest=True, **_options(cfg, dataset))
+    else:
+        size = min(len(dataset), limit * total) if limit else len(dataset)
+        batches = BatchSampler(InferenceSampler(size), batch_size, drop_last=False)
+        return _loader(dataset, batches, seed=seed, **_options(cfg, dataset))
+    return LimitedLoader(loader, limit) if limit else loader
 
 
 def _test_data(cfg: CfgNode, name: str) -> Any:
     """Build a test set. With OVERFIT_BATCHES it is the samples that are trained on."""
     if cfg.DATALOADER.OVERFIT_BATCHES and cfg.DATASETS.TRAIN:
-        return _training_data(cfg, _training_parts(cfg))
+        return _training_data(cfg)[1]
     for i, entry in enumerate(cfg.DATASETS.TEST):
         if name_of(entry) == name:
             return _built(entry, f"DATASETS.TEST[{i}]")
@@ -328,11 +323,11 @@ def check_data(cfg: CfgNode) -> None:
     """
     TRAIN_SLOT.check(cfg)
     TEST_SLOT.check(cfg)
-    repeated = [name for name, n in Counter(map(name_of, cfg.DATASETS.TEST)).items() if n > 1]
-    if repeated:
+    names = list(map(name_of, cfg.DATASETS.TEST))
+    if repeated := next(filter(lambda name: names.count(name) > 1, names), None):
         raise ConfigError(
-            f"DATASETS.TEST names {repeated[0]!r} twice, and metrics are named after their test set: "
-            f'give one of them another name, {{NAME: "{repeated[0]}", AS: "other"}}'
+            f"DATASETS.TEST names {repeated!r} twice, and metrics are named after their test set: "
+            f'give one of them another name, {{NAME: "{repeated}", AS: "other"}}'
         )
     _ratios(cfg)
     SAMPLER_SLOT.check(cfg)
@@ -386,10 +381,9 @@ def _collate_rows(collate: Callable[[list[Any]], Any], batch: tuple[torch.Tensor
 
 def _loader(dataset: Any, batches: Any, *, seed: int, **options: Any) -> DataLoader[Any]:
     still = is_deterministic(dataset, options["collate_fn"])
-    if isinstance(batches, GlobalBatchSampler):
-        batches.placed = not still
     options["persistent_workers"] = options.get("persistent_workers", False) and options["num_workers"] > 0
-    options["generator"] = _generator(seed)
+    # With a generator of its own, a loader does not draw from the global one when it is built or restarted.
+    options["generator"] = seeded_generator(seed, comm.get_data_rank())
     if options["persistent_workers"] and hasattr(dataset, "set_epoch"):
         logger.warning(
             "DATALOADER.PERSISTENT_WORKERS: the workers keep their copy of %s, which set_epoch() does not reach",
@@ -404,7 +398,7 @@ def _stream(
     options.pop("persistent_workers", None)  # they would not see the epoch of the next pass
     readers = comm.get_data_size() * max(1, options["num_workers"])
     if isinstance(dataset, ShardedIterable) or readers == 1:
-        options["generator"] = _generator(seed)
+        options["generator"] = seeded_generator(seed, comm.get_data_rank())
         return StreamLoader(dataset, batch_size, seed=seed, keep_rest=keep_rest, **options)
     name = type(dataset).__name__
     if not getattr(dataset, "shares_itself_out", False):
@@ -414,11 +408,6 @@ def _stream(
             "splits itself; or set DATALOADER.NUM_WORKERS to 0, with one rank"
         )
     return SplitLoader(dataset, batch_size, seed=seed, **options)
-
-
-def _generator(seed: int) -> torch.Generator:
-    """A generator for a loader, which then does not draw from the global one when it is built or restarted."""
-    return seeded_generator(seed, comm.get_data_rank())
 
 
 class NoTrainData:

@@ -119,9 +119,8 @@ class SeededLoader(WorkerLoader):
                 f"DATALOADER.PERSISTENT_WORKERS: {type(self.dataset).__name__} has {size} samples instead of "
                 f"{self._size}, and persistent workers keep their copy of a data set: set it to False"
             )
-        batches, self._size = self._make_batches(), size
-        batches.placed = self.batch_sampler.placed  # type: ignore[union-attr]
-        self.__dict__["batch_sampler"] = batches  # DataLoader's __setattr__ refuses it
+        self._size = size
+        self.__dict__["batch_sampler"] = self._make_batches()  # DataLoader's __setattr__ refuses it
 
     def __iter__(self) -> Any:
         with swapped(self, dataset=_BatchReader(self.dataset, self.collate_fn, self.seed), collate_fn=identity):

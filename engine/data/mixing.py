@@ -182,6 +182,5 @@ class TokenBatchSampler(GlobalBatchSampler):
             indices = batch[part].tolist()
             if self.noted is not None:
                 self.noted.append(indices)
-            places = range(place + part.start, place + part.stop)
-            yield PlacedBatch(indices, epoch, places) if self.placed else indices
+            yield PlacedBatch(indices, epoch, range(place + part.start, place + part.stop))
             place += len(batch)

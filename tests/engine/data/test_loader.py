@@ -225,7 +225,7 @@ def test_samples_that_are_none_do_not_count(workers):
 
 
 def test_another_number_of_micro_batches_starts_with_the_next_batch():
-    sampler = GlobalBatchSampler(EpochSampler(20), 4, placed=True)
+    sampler = GlobalBatchSampler(EpochSampler(20), 4)
     batches = EpochIterator(SeededLoader(list(range(20)), seed=0, batch_sampler=sampler, collate_fn=Graph))
     found = []
     for parts in (1, 2, 4, 1, 2):

@@ -49,7 +49,7 @@ SAMPLERS = {
 
 
 def make_loader(workers=0, sampler="epochs", rank=0, world_size=1, seed=7):
-    batches = GlobalBatchSampler(SAMPLERS[sampler](), BATCH, False, rank, world_size, placed=True)
+    batches = GlobalBatchSampler(SAMPLERS[sampler](), BATCH, False, rank, world_size)
     data, options = Augmented(), {"num_workers": workers, "generator": torch.Generator()}
     return SeededLoader(data, seed=seed, batch_sampler=batches, collate_fn=data.collate_fn, **options)
 
