@@ -24,10 +24,10 @@ from ...config.files.atomic import OnError, remove_leftovers
 from ...hooks.common import optimizer_in_eval_mode, unwrap_model
 from .. import comm
 from .files import CheckpointError, OnSaved, Writer, read_tag, remove_checkpoint, write_checkpoint, write_file
-from .find_checkpoint import find_named, find_resumable
+from .find_checkpoint import find_checkpoint, find_named, find_resumable
 from .matching import LoadReport, load_weights, split_query
 from .state import plain_name, to_plain
-from .weights import choose_weights, find_checkpoint, read_checkpoint
+from .weights import choose_weights, read_checkpoint
 
 __all__ = ["CheckpointError", "Checkpointer", "DetectionCheckpointer", "PeriodicCheckpointer", "unwrap_model"]
 

@@ -1,4 +1,4 @@
-"""Chooses the checkpoint to resume from."""
+"""Finds the checkpoint that a path or a folder means, and the one to resume from."""
 
 import logging
 import os
@@ -8,13 +8,14 @@ from contextlib import suppress
 from typing import Any
 
 from ...config import ConfigError
+from ...config.errors import suggest_file
 from ...config.files.run_folder import recover_if_idle
 from .. import comm
-from .files import STATE_FILE, load_torch_file, verify_checkpoint
-from .weights import find_checkpoint
+from .files import STATE_FILE, load_torch_file, read_tag, verify_checkpoint
 
 __all__ = [
     "check_resumable",
+    "find_checkpoint",
     "find_named",
     "find_resumable",
     "first_resumable",
@@ -27,6 +28,55 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+
+# Files of a Hugging Face folder, in the order its libraries look for them.
+_HUGGING_FACE = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+def find_checkpoint(path: str, path_manager: Any = None) -> str:
+    """Return the checkpoint file that a path refers to.
+
+    Args:
+        path: a local file, or a folder: of a run, of Hugging Face, or of torch.distributed.checkpoint.
+        path_manager: iopath's; downloads the file of a URI.
+
+    Returns:
+        The file; for torch.distributed.checkpoint, the folder.
+
+    Raises:
+        ConfigError: there is no such path, or it holds no weights.
+    """
+    if path_manager is not None and "://" in path and not os.path.exists(path):
+        try:
+            return str(path_manager.get_local_path(path))
+        except Exception as error:
+            raise ConfigError(f"cannot read the checkpoint {path!r}: {error}") from error
+    if os.path.isfile(path):
+        return path
+    if not os.path.isdir(path):
+        raise ConfigError(f"there is no file {path}{suggest_file(path)}")
+    if _is_distributed(path):
+        return path
+    is_run = os.path.isfile(os.path.join(path, "last_checkpoint"))
+    for name in [read_tag(path)] if is_run else _HUGGING_FACE:
+        found = os.path.join(path, name)
+        if os.path.isfile(found) or _is_distributed(found):
+            return found
+    problem = "last_checkpoint, model.safetensors, pytorch_model.bin or .metadata"
+    if is_run:
+        problem = "the checkpoint that its last_checkpoint names"
+    raise ConfigError(f"{path} is a folder without {problem}; name a file of weights")
+
+
+def _is_distributed(path: str) -> bool:
+    """Return whether a path is a folder of torch.distributed.checkpoint."""
+    return os.path.isfile(os.path.join(path, ".metadata"))
 
 
 def find_resumable(checkpointer: Any) -> str:
@@ -46,10 +96,9 @@ def find_resumable(checkpointer: Any) -> str:
         return last
     # Without last_checkpoint, a file of weights only may be from elsewhere.
     needed = checkpointer.checkpointables.keys() & {"trainer"} or ({"iteration"} if not tagged else set())
-    if last and first_resumable([path := os.path.join(folder, last)], needed):
-        return path
-    others = comm.on_main_process(lambda: _other_checkpoints(checkpointer, last))
-    found = first_resumable([os.path.join(folder, name) for name in others], needed)  # in this machine's folder
+    if last and first_resumable([last], needed):
+        return last
+    found = first_resumable(comm.on_main_process(lambda: _other_checkpoints(checkpointer, last)), needed)
     if found:
         logger.warning("Resuming from %s, the newest intact checkpoint", found)
     elif tagged:
@@ -61,23 +110,22 @@ def find_resumable(checkpointer: Any) -> str:
 
 
 def _last_checkpoint(checkpointer: Any) -> tuple[bool, str]:
-    """Return whether there is a ``last_checkpoint``, and the name in it; for a URI, the path."""
-    folder, tagged, last = checkpointer.save_dir, checkpointer.has_checkpoint(), checkpointer.get_checkpoint_file()
-    if "://" in folder:
-        if tagged and not last:
-            raise ConfigError(f"{folder}/last_checkpoint cannot be read")
-        return tagged, last
-    with suppress(ConfigError, OSError):  # a run trains there, or the folder is not writable
-        for name in recover_if_idle(folder):
-            logger.warning("Restored %s: a run was killed while it replaced it", name)
-    return checkpointer.has_checkpoint(), os.path.basename(checkpointer.get_checkpoint_file())
+    """Return whether there is a ``last_checkpoint``, and the path that it names."""
+    folder, path, tagged = checkpointer.save_dir, checkpointer.get_checkpoint_file(), checkpointer.has_checkpoint()
+    if "://" in folder and tagged and not path:
+        raise ConfigError(f"{folder}/last_checkpoint cannot be read")
+    if "://" not in folder and not os.path.lexists(path):
+        with suppress(ConfigError, OSError):  # a run trains there, or the folder is not writable
+            for name in recover_if_idle(folder):
+                logger.warning("Restored %s: a run was killed while it replaced it", name)
+        path, tagged = checkpointer.get_checkpoint_file(), checkpointer.has_checkpoint()
+    return tagged, path
 
 
 def _other_checkpoints(checkpointer: Any, last: str) -> list[str]:
-    files: list[str] = []
     with suppress(OSError):  # there is no folder
-        files = checkpointer.get_all_checkpoint_files()
-    return [os.path.basename(path) for path in newest_first(path for path in files if os.path.basename(path) != last)]
+        return newest_first(path for path in checkpointer.get_all_checkpoint_files() if path != last)
+    return []
 
 
 def find_named(checkpointer: Any, path: str) -> str:
@@ -181,14 +229,11 @@ def check_resumable(path: str, needed: Collection[str]) -> None:
     Raises:
         ConfigError: it cannot be resumed from; the message says why.
     """
-    if comm.on_main_process(lambda: os.path.isdir(path)):
-        from .sharded import verify_folder
 
-        verify_folder(path)
-    else:
-        comm.on_main_process(lambda: verify_checkpoint(path))
-
-    def check() -> None:
+    def check() -> bool:
+        is_folder = os.path.isdir(path)
+        if not is_folder:
+            verify_checkpoint(path)
         content = _read(path)
         missing = {"model", *needed} - (content.keys() if isinstance(content, dict) else set())
         if missing:
@@ -197,8 +242,12 @@ def check_resumable(path: str, needed: Collection[str]) -> None:
                 "only, set MODEL.WEIGHTS to it"
             )
         iterations(content, path)
+        return is_folder
 
-    comm.on_main_process(check)
+    if comm.on_main_process(check):
+        from .sharded import verify_folder
+
+        verify_folder(path)
 
 
 def saved_config(folder: str) -> str:

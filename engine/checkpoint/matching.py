@@ -183,6 +183,8 @@ def _difference(value: Any, own: torch.Tensor) -> tuple[Any, Any] | None:
 def _find_prefix(names: Iterable[str], own: Mapping[str, Any]) -> str:
     """Return the prefix of the file's names without which most of them are the model's; the shortest one."""
     plain, prefixes = list(map(plain_name, names)), {""}
+    if own.keys() >= set(plain):
+        return ""
     for name in plain:
         prefix = ""
         while match := _PREFIX.match(name, len(prefix)):

@@ -12,7 +12,8 @@ from ...config import ConfigError
 from ...hooks.common import optimizers_of, shard_like
 from .. import comm
 from .checkpointer import Checkpointer
-from .sharded import Keys, Like, fail_together, is_sharded_folder, split_shards, walk, write_folder
+from .dcp_reader import Keys, Like
+from .sharded import fail_together, is_sharded_folder, split_shards, walk, write_folder
 from .state import to_plain
 from .weights import read_checkpoint
 

@@ -10,79 +10,32 @@ from typing import IO, TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch import nn
 
-from ...config.errors import ConfigError, first_line, printable, suggest_file
+from ...config.errors import ConfigError, first_line, printable
 from ...config.files.atomic import replace_file
 from ...hooks.common import unwrap_model
 from .. import comm
-from .files import load_torch_file, read_tag, verify_checkpoint, write_checkpoint
+from .files import load_torch_file, verify_checkpoint, write_checkpoint
+from .find_checkpoint import find_checkpoint
 from .state import plain_name, to_plain
 
 if TYPE_CHECKING:
-    from .sharded import Like
+    from .dcp_reader import Like
 
 __all__ = [
     "averaged_weights",
     "check_weights",
     "choose_weights",
-    "find_checkpoint",
     "hash_weights",
     "is_place_of_weights",
     "read_checkpoint",
     "save_weights",
 ]
 
-# Files of a Hugging Face folder, in the order its libraries look for them.
-_HUGGING_FACE = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
 # Keys of the model's weights: hookline, detectron2 and fvcore; Lightning; torch's tutorial; DeepSpeed.
 _MODEL_KEYS = ("model", "state_dict", "model_state_dict", "module")
 
 # Keys of averaged weights in other projects' checkpoints.
 _AVERAGED_KEYS = ("model_ema", "ema_state_dict", "state_dict_ema", "ema_model", "ema")
-
-
-def find_checkpoint(path: str, path_manager: Any = None) -> str:
-    """Return the checkpoint file that a path refers to.
-
-    Args:
-        path: a local file, or a folder: of a run, of Hugging Face, or of torch.distributed.checkpoint.
-        path_manager: iopath's; downloads the file of a URI.
-
-    Returns:
-        The file; for torch.distributed.checkpoint, the folder.
-
-    Raises:
-        ConfigError: there is no such path, or it holds no weights.
-    """
-    if path_manager is not None and "://" in path and not os.path.exists(path):
-        try:
-            return str(path_manager.get_local_path(path))
-        except Exception as error:
-            raise ConfigError(f"cannot read the checkpoint {path!r}: {error}") from error
-    if os.path.isfile(path):
-        return path
-    if not os.path.isdir(path):
-        raise ConfigError(f"there is no file {path}{suggest_file(path)}")
-    if _is_distributed(path):
-        return path
-    is_run = os.path.isfile(os.path.join(path, "last_checkpoint"))
-    for name in [read_tag(path)] if is_run else _HUGGING_FACE:
-        found = os.path.join(path, name)
-        if os.path.isfile(found) or _is_distributed(found):
-            return found
-    problem = "last_checkpoint, model.safetensors, pytorch_model.bin or .metadata"
-    if is_run:
-        problem = "the checkpoint that its last_checkpoint names"
-    raise ConfigError(f"{path} is a folder without {problem}; name a file of weights")
-
-
-def _is_distributed(path: str) -> bool:
-    """Return whether a path is a folder of torch.distributed.checkpoint."""
-    return os.path.isfile(os.path.join(path, ".metadata"))
 
 
 def read_checkpoint(
@@ -98,7 +51,7 @@ def read_checkpoint(
     last kind together. If it is not hookline's, only the weights are read.
 
     Args:
-        path: see :func:`find_checkpoint`.
+        path: see :func:`~hookline.engine.checkpoint.find_checkpoint.find_checkpoint`.
         mmap: map files into memory if the format allows it, so that only what is used is read. Sharded tensors other
             than weights are then not read; None is in their place.
         like: how tensors are sharded in this run; by default they are read whole.
@@ -112,16 +65,19 @@ def read_checkpoint(
     """
     path = find_checkpoint(path)
     try:
-        checkpoint = _read(path, mmap, like, verified)
+        if os.path.isdir(path):
+            checkpoint = _read_folder(path, mmap, like, verified)
+        elif path.endswith(".index.json"):
+            checkpoint = _read_shards(path, mmap)
+        else:
+            checkpoint = _read_file(path, mmap, verified)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or first_line(error)}") from error
     _check_names(path, checkpoint["model"])
     return checkpoint
 
 
-def _read(path: str, mmap: bool, like: "Like | None", verified: bool) -> dict[str, Any]:
-    if not os.path.isdir(path):
-        return _read_shards(path, mmap) if path.endswith(".index.json") else _read_file(path, mmap, verified)
+def _read_folder(path: str, mmap: bool, like: "Like | None", verified: bool) -> dict[str, Any]:
     from .sharded import is_sharded_folder, read_folder
 
     if not is_sharded_folder(path):
@@ -143,7 +99,7 @@ def check_weights(path: str, source: str = "auto") -> None:
     """Check that a local file or folder holds intact weights.
 
     Args:
-        path: see :func:`find_checkpoint`.
+        path: see :func:`~hookline.engine.checkpoint.find_checkpoint.find_checkpoint`.
         source: see :func:`choose_weights`.
 
     Raises:
@@ -151,7 +107,8 @@ def check_weights(path: str, source: str = "auto") -> None:
     """
     path = find_checkpoint(path)
     if os.path.isdir(path):  # its tensors are read later, by all ranks together
-        from .sharded import is_sharded_folder, read_metadata, verify_folder
+        from .dcp_reader import read_metadata
+        from .sharded import is_sharded_folder, verify_folder
 
         read_metadata(path)
         if is_sharded_folder(path) and comm.is_main_process():  # others have no checksums
@@ -276,18 +233,14 @@ def _read_shards(index: str, mmap: bool) -> dict[str, Any]:
     """Read the files that a Hugging Face index lists."""
     try:
         with open(index) as file:
-            places = json.load(file)["weight_map"]
-        files = sorted(set(places.values()))
-        if not files or any(os.path.basename(name) != name for name in files):
-            raise ValueError("it names no files of its folder")
+            names = set(json.load(file)["weight_map"].values())
+        if any(os.path.basename(name) != name for name in names):
+            raise ValueError("it names files outside of its folder")
     except Exception as error:  # corrupt bytes can cause any error
         raise ConfigError(f"{index} is corrupt, or is not an index of weights ({first_line(error)})") from error
-    folder = os.path.dirname(index)
     weights: dict[str, Any] = {}
-    for name in files:
-        weights.update(_read_file(os.path.join(folder, name), mmap)["model"])
-    if lost := [name for name in places if name not in weights]:
-        raise ConfigError(f"{index}: its files lack {', '.join(lost[:3])}{' ...' if lost[3:] else ''}")
+    for name in sorted(names):
+        weights.update(_read_file(os.path.join(os.path.dirname(index), name), mmap)["model"])
     return {"model": weights}
 
 
@@ -298,7 +251,7 @@ def is_place_of_weights(keys: tuple[Any, ...]) -> bool:
 
 def _read_distributed(path: str, like: "Like | None") -> dict[str, Any]:
     """Read the weights and averaged weights in a folder of torch.distributed.checkpoint."""
-    from .sharded import nested, read_tensors
+    from .dcp_reader import nested, read_tensors
 
     try:
         content = nested(read_tensors(path, is_place_of_weights, like))

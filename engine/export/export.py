@@ -21,8 +21,9 @@ from ...config import CfgNode, ConfigError, get_cfg, name_of, suggest
 from ...config.errors import first_line, printable
 from ...config.files.atomic import replace_file
 from ...runs.reading import check_output
+from ..checkpoint.find_checkpoint import find_checkpoint
 from ..checkpoint.matching import plain_name
-from ..checkpoint.weights import choose_weights, find_checkpoint, read_checkpoint
+from ..checkpoint.weights import choose_weights, read_checkpoint
 from ..data import build_test_loader, build_train_loader
 from ..data.loader import move_to_device
 from ..modeling import ModelAdapter, build_adapter, build_model, resolve_device
@@ -96,7 +97,7 @@ def export_weights(
     """Write only the weights of a checkpoint to a file, atomically.
 
     Args:
-        source: see :func:`~hookline.engine.checkpoint.weights.find_checkpoint`.
+        source: see :func:`~hookline.engine.checkpoint.find_checkpoint.find_checkpoint`.
         output: the file, in a folder that is created if it is missing. An existing one is replaced, unless it is the
             source or a file that a run needs.
         weights: which weights: see :func:`~hookline.engine.checkpoint.weights.choose_weights`.

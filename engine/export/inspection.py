@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from ...config import MISSING, CfgNode, ConfigError, get_cfg
 from ...config.errors import printable
-from ..checkpoint.weights import averaged_weights, find_checkpoint, hash_weights, read_checkpoint
+from ..checkpoint.find_checkpoint import find_checkpoint
+from ..checkpoint.weights import averaged_weights, hash_weights, read_checkpoint
 
 __all__ = ["hash_weights", "inspect_checkpoint", "report"]
 
@@ -20,7 +21,7 @@ def inspect_checkpoint(path: str) -> dict[str, Any]:
     """Describe the content of a checkpoint.
 
     Args:
-        path: see :func:`~hookline.engine.checkpoint.weights.find_checkpoint`.
+        path: see :func:`~hookline.engine.checkpoint.find_checkpoint.find_checkpoint`.
 
     Returns:
         A dict for JSON: ``file``; ``megabytes`` on disk; ``iteration`` and ``epoch`` (None if unknown); ``weights``

@@ -18,14 +18,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_dev
 
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer
-from hookline.engine.checkpoint.sharded import (
-    read_folder,
-    read_metadata,
-    read_tensors,
-    split_shards,
-    verify_folder,
-    write_folder,
-)
+from hookline.engine.checkpoint.dcp_reader import read_metadata, read_tensors
+from hookline.engine.checkpoint.sharded import read_folder, split_shards, verify_folder, write_folder
 from hookline.engine.checkpoint.weights import averaged_weights, check_weights, read_checkpoint
 from hookline.engine.export.inspection import inspect_checkpoint
 
