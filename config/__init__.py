@@ -1,19 +1,14 @@
 """Config of a run: keys and defaults, registries, ``@configurable``, durations. Does not import torch."""
 
-from typing import TYPE_CHECKING
-
 from .components import component, components, name_of
 from .defaults import Config, get_cfg
 from .duration import Duration
 from .errors import ConfigError, UnknownKeyError, suggest, suggest_file
+from .lazy import LazyCall, LazyConfig, instantiate
 from .node import CfgNode, global_cfg, set_global_cfg
-from .rare_names import imported_when_used
 from .registry import Registry, locate
 from .signatures import configurable
 from .values import MISSING, Typed, one_of
-
-if TYPE_CHECKING:
-    from .lazy import LazyCall, LazyConfig, instantiate
 
 __all__ = [
     "MISSING",
@@ -39,6 +34,3 @@ __all__ = [
     "suggest",
     "suggest_file",
 ]
-
-
-__getattr__ = imported_when_used(__name__, dict.fromkeys(("LazyCall", "LazyConfig", "instantiate"), ".lazy"))

@@ -35,35 +35,22 @@ class Registry:
     Args:
         name: what it holds, such as ``"MODEL"``; messages say "model".
         kind: a class, or a tuple of classes, that entries build instances of. Default: any.
-        package: a package of hookline that registers further entries when its names are imported, as they are when a
-            name is not found.
         hint: ends the message about a function that returns something else.
     """
 
-    def __init__(self, name: str, kind: Any = object, package: str = "", hint: str = "") -> None:
+    def __init__(self, name: str, kind: Any = object, hint: str = "") -> None:
         self._name = name
         self._obj_map: dict[str, Any] = {}
         self.kind = kind
-        self._package = package
         self._hint = hint
 
     def __repr__(self) -> str:
         return f"Registry of {self._name}: {', '.join(name for name, _ in self)}"
 
-    def _load_all(self) -> None:
-        package, self._package = self._package, ""
-        if package:
-            module = importlib.import_module(package)
-            for name in module.__all__:
-                getattr(module, name)
-
     def __contains__(self, name: object) -> bool:
-        if name not in self._obj_map:
-            self._load_all()
         return name in self._obj_map
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        self._load_all()
         return iter(self._obj_map.items())
 
     @property
@@ -92,8 +79,6 @@ class Registry:
         if obj is None:
             return lambda target: self.register(target, name=name)
         name = name or obj.__name__
-        if not obj.__module__.startswith("hookline."):
-            self._load_all()  # an entry of hookline may have the name
         known = self._obj_map.get(name, obj)
         if known is not obj and not is_again(known, obj):
             raise ConfigError(

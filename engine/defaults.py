@@ -13,7 +13,6 @@ from torch import nn
 from .. import hooks
 from ..config import CfgNode, Config, ConfigError, Duration
 from ..config.components import mode_of_result
-from ..config.rare_names import imported_when_used
 from ..hooks.checkpoints.fvcore import checked
 from ..hooks.common import capture_rng
 from ..hooks.control.interruption import INTERRUPTED_BY, StopSignals, is_session
@@ -40,16 +39,7 @@ from .solver.multi_optimizer import as_list
 from .solver.schedules import scheduler_hooks
 from .train_loop import TrainResult
 
-# detectron2 has these names in this module.
-_ELSEWHERE = {
-    "DefaultPredictor": ".export.predictor",
-    "create_ddp_model": ".compat.functions",
-    "default_argument_parser": "..command_line",
-    "default_writers": ".compat.functions",
-}
-__all__ = ["DefaultTrainer", "default_setup", *_ELSEWHERE]
-_PRIVATE = dict.fromkeys(("_highlight", "_try_get_key"), ".compat.functions")
-__getattr__ = imported_when_used(__name__, _ELSEWHERE | _PRIVATE)
+__all__ = ["DefaultTrainer", "default_setup"]
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,6 @@ from numbers import Real
 from typing import Any, Literal, Never, Self
 
 from ..config import ConfigError
-from ..config.rare_names import imported_when_used
 from ..hooks.base import HookBase, StopTraining
 from ..hooks.event_storage import EventStorage, get_event_storage
 from ..hooks.functions import on
@@ -26,9 +25,6 @@ from . import comm
 from .ranks.rank_sync import RankSync, StopRequest, as_failure, share_metrics
 
 __all__ = ["HookBase", "TrainResult", "TrainerBase"]
-
-# detectron2 has all trainers in this module
-__getattr__ = imported_when_used(__name__, {"SimpleTrainer": ".simple_trainer", "AMPTrainer": ".compat.amp_trainer"})
 
 logger = logging.getLogger(__name__)
 

@@ -203,7 +203,7 @@ EVENTS: tuple[str, ...] = tuple(name for name in vars(HookBase) if name.startswi
 STEP_EVENTS: tuple[str, ...] = EVENTS[EVENTS.index("before_fetch") : EVENTS.index("after_zero_grad") + 1]
 """The events that ``run_step`` emits."""
 
-HOOK_REGISTRY: Registry = Registry("HOOK", HookBase, "hookline.hooks")
+HOOK_REGISTRY: Registry = Registry("HOOK", HookBase)
 """Hooks that a config's ``HOOKS`` list can name."""
 
 

@@ -1,8 +1,5 @@
 """Evaluation: evaluators, metrics, predictions and results."""
 
-from typing import TYPE_CHECKING
-
-from ...config.rare_names import imported_when_used
 from .build import (
     EVALUATOR_REGISTRY,
     MetricsEvaluator,
@@ -14,10 +11,8 @@ from .build import (
 )
 from .evaluator import DatasetEvaluator, DatasetEvaluators, evaluation_context, inference_context, inference_on_dataset
 from .metrics import METRIC_REGISTRY, Accuracy, FunctionMetric, Loss, MeanMetric, Metric
+from .predictions import prediction_rows, write_predictions
 from .testing import flatten_results_dict, format_results, print_csv_format, verify_results
-
-if TYPE_CHECKING:
-    from .predictions import prediction_rows, write_predictions
 
 __all__ = [
     "EVALUATOR_REGISTRY",
@@ -45,5 +40,3 @@ __all__ = [
     "verify_results",
     "write_predictions",
 ]
-
-__getattr__ = imported_when_used(__name__, dict.fromkeys(("prediction_rows", "write_predictions"), ".predictions"))

@@ -43,7 +43,7 @@ class EventWriter:
         """The run has ended. Called by :class:`PeriodicWriter` after :meth:`close` and after the last checkpoint."""
 
 
-WRITER_REGISTRY: Registry = Registry("WRITER", EventWriter, "hookline.hooks")
+WRITER_REGISTRY: Registry = Registry("WRITER", EventWriter)
 """Writers for ``LOG.WRITERS``. Each gets ``cfg``, ``output_dir``, ``max_iter``, ``window_size``, if it has them as
 arguments."""
 

@@ -33,7 +33,12 @@ HOMES = {
     "detectron2.config": ("hookline.config", "hookline.config.defaults"),
     "detectron2.data": ("hookline.engine.data",),
     "detectron2.engine": ("hookline.engine", "hookline.hooks", "hookline.engine.launch"),
-    "detectron2.engine.defaults": ("hookline.engine.defaults", "hookline.engine", "hookline.hooks"),
+    "detectron2.engine.defaults": (
+        "hookline.engine.defaults",
+        "hookline.engine",
+        "hookline.hooks",
+        "hookline.engine.compat.functions",
+    ),
     "detectron2.engine.hooks": ("hookline.hooks",),
     "detectron2.evaluation": ("hookline.engine.evaluation",),
     "detectron2.modeling": ("hookline.engine.modeling",),
