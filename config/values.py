@@ -81,6 +81,9 @@ class Typed:
     least: float | None = None
     most: float | None = None
 
+    def __deepcopy__(self, memo: Any) -> "Typed":
+        return self  # nobody changes it, and a config that is copied has a hundred
+
     @property
     def type(self) -> type:
         """The type that strings are parsed as, and that lists and tuples are converted to."""

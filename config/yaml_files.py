@@ -66,7 +66,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_constructor(_STR_TAG, _Loader.construct_text)
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     yaml_implicit_resolvers = dict(_RESOLVERS)
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -74,7 +74,8 @@ class _Dumper(yaml.SafeDumper):
 
     def represent_text(self, data: str) -> yaml.ScalarNode:
         # Text that looks like a literal, such as "None", needs quotes.
-        is_literal = not isinstance(literal(data), str) or literal(data) != data
+        value = literal(data)
+        is_literal = not isinstance(value, str) or value != data
         return self.represent_scalar(_STR_TAG, data, style="'" if is_literal else None)
 
 
@@ -128,7 +129,7 @@ def dump_text(data: Mapping[str, Any], **kwargs: Any) -> str:
     Returns:
         The YAML text.
     """
-    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": float("inf")}
+    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 2**31 - 1}
     return yaml.dump(data, Dumper=_Dumper, **{**options, **kwargs})
 
 
