@@ -132,8 +132,9 @@ class EventStorage(MediaStorage):
 
     def latest(self) -> dict[str, tuple[float, int]]:
         """Return the last value of every scalar, and its iteration."""
-        histories = self.histories()
-        return {name: (one.latest(), one.latest_iter()) for name, one in histories.items() if name not in self._hidden}
+        self._read_pending()
+        kept = self._buffers.items()
+        return {name: (one.latest(), one.latest_iter()) for name, one in kept if name not in self._hidden}
 
     # Hooks of detectron2's projects read these private names, and set them to forget metrics.
     def _keep_latest(self, names: Iterable[str]) -> None:

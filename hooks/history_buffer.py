@@ -79,7 +79,7 @@ class HistoryBuffer:
         """Append several values. ``number``: see :meth:`newer`; it never decreases."""
         self._values.fromlist(values)
         self._iters.fromlist(iters)
-        self._numbers.extend([number] * len(values))
+        self._numbers.fromlist([number] * len(values))
         self._count += len(values)
         # Not sum(), which rounds differently: the mean must not depend on how many values are appended at once.
         self._total = reduce(add, values, self._total)
@@ -319,31 +319,27 @@ def as_scalar(name: str, value: Any) -> Any:
         raise TypeError(f"metric {name!r} must be a number or a tensor with one element, not {value!r}") from error
 
 
-def fetch_tensors(pending: Iterable[tuple[int, dict[str, Any], bool]]) -> None:
-    """Replace tensors by floats, with one stack and one copy for each device and dtype."""
-    groups: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str]]] = {}
-    for _, values, _ in pending:
-        for name, value in values.items():
-            if type(value) is not float:  # isinstance() of a tensor's class takes ten times as long
-                groups.setdefault((value.device, value.dtype), []).append((values, name))
-    for places in groups.values():
-        numbers = torch.stack([values[name] for values, name in places]).tolist()
-        for (values, name), number in zip(places, numbers, strict=True):
-            values[name] = float(number)
-
-
 def by_name(pending: Iterable[tuple[int, dict[str, Any], bool]]) -> dict[str, tuple[list[float], list[int], bool]]:
     """Return the values, iterations and smoothing hint of each metric.
+
+    Tensors become floats, with one stack and one copy for each device and dtype.
 
     Args:
         pending: (iteration, values by name, smoothing hint), in the order they were put.
     """
-    fetch_tensors(pending)
     series: dict[str, tuple[list[float], list[int], bool]] = {}
+    tensors: dict[tuple[torch.device, torch.dtype], list[tuple[list[float], int, torch.Tensor]]] = {}
     for iteration, values, smoothing_hint in pending:
         for name, value in values.items():
             if name not in series:
                 series[name] = ([], [], smoothing_hint)
-            series[name][0].append(value)
-            series[name][1].append(iteration)
+            numbers, iterations, _ = series[name]
+            if type(value) is not float:  # isinstance() of a tensor's class takes ten times as long
+                tensors.setdefault((value.device, value.dtype), []).append((numbers, len(numbers), value))
+            numbers.append(value)
+            iterations.append(iteration)
+    for places in tensors.values():
+        found = torch.stack([tensor for _, _, tensor in places]).tolist()
+        for (numbers, index, _), number in zip(places, found, strict=True):
+            numbers[index] = float(number)
     return series

@@ -42,6 +42,7 @@ class HookList:
         self.running = False
         # By identity, since hooks may define equality and need not be hashable.
         self._costs: dict[tuple[int, str], tuple[HookBase, list[float]]] = {}
+        self._nested = 0.0  # seconds of the calls within the current one, as EvalHook's of after_eval
         self._warned: set[str] = set()
 
     # ------------------------------------------------------------------ registration
@@ -131,9 +132,10 @@ class HookList:
         if listeners is None:  # the event is not declared, or is for some hooks only
             some = self.hooks if hooks is None else hooks
             listeners = [self.entry(hook, event) for hook in some if hasattr(hook, event)]
-        clock = time.perf_counter
-        start = clock()
+        clock, outer = time.perf_counter, self._nested
+        begin = start = clock()
         for call, cost, hook in listeners:
+            self._nested = 0.0
             try:
                 if kwargs:
                     call(*args, **kwargs)
@@ -147,9 +149,10 @@ class HookList:
                     raise
                 on_error(error)
             end = clock()
-            cost[0] += end - start
+            cost[0] += end - start - self._nested
             cost[1] += 1
             start = end
+        self._nested = outer + start - begin
 
     def bind(self) -> None:
         """Build the table of the methods to call for each event."""
@@ -163,7 +166,10 @@ class HookList:
         return getattr(hook, event), cost, hook
 
     def costs(self) -> dict[str, tuple[float, int]]:
-        """Return the seconds and the number of calls of each hook in the current or last run, most expensive first."""
+        """Return the seconds and the number of calls of each hook in the current or last run, most expensive first.
+
+        The time of a call within another hook's call, as of ``after_eval``, counts only once.
+        """
         totals: dict[int, tuple[str, float, int]] = {}
         for hook, (seconds, calls) in self._costs.values():
             name, before, count = totals.get(id(hook), (hook_name(hook), 0.0, 0))

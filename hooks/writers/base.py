@@ -281,18 +281,19 @@ class CommonMetricPrinter(EventWriter):
 
     def write(self) -> None:
         storage = get_event_storage()
-        latest = storage.latest_with_smoothing_hint(self._window_size)
-        metrics = {name: value for name, (value, it) in latest.items() if it >= self._start_iter}
-        shown = metrics_to_show(metrics, storage)
-        # That of the latest metric: after the last step storage.iter is one more.
-        reached = (latest[name][1] for name in metrics.keys() - storage.evaluated)
-        iteration = max((it for it in reached if it <= storage.iter), default=storage.iter)
-        last = self._start_iter - 1 if self._last_write is None else self._last_write[0]
-        if iteration <= last or (iteration == self._max_iter and not shown):
+        # The iteration of the latest metric: after the last step storage.iter is one more.
+        reached = {name: it for name, (_, it) in storage.latest().items() if it >= self._start_iter}
+        others = (it for name, it in reached.items() if it <= storage.iter and name not in storage.evaluated)
+        iteration = max(others, default=storage.iter)
+        if iteration <= (self._start_iter - 1 if self._last_write is None else self._last_write[0]):
             return  # no progress to report
-        if iteration == self._max_iter:  # put after the last step
-            metrics = shown = {name: value for name, value in shown.items() if latest[name][1] == iteration}
-        eta = self._get_eta(storage)
+        ended = iteration == self._max_iter  # the rest was put after the last step
+        eta, first = ("", iteration) if ended else (self._get_eta(storage), self._start_iter)
+        latest = storage.latest_with_smoothing_hint(self._window_size)
+        metrics = {name: value for name, (value, it) in latest.items() if it >= first}
+        shown = metrics_to_show(metrics, storage)
+        if ended and not shown:
+            return
         length = "" if self._max_iter is None else f"/{self._max_iter}"
         parts = [f"eta: {eta}"] if eta else []
         parts.append(f"iter: {iteration}{length}")
@@ -314,12 +315,12 @@ class CommonMetricPrinter(EventWriter):
         """
         if self._max_iter is None:
             return ""
-        metrics = storage.latest_with_smoothing_hint(self._window_size)
+        time_per_step = storage.histories().get("time")
         # After a stopped run's last step storage.iter is one more than the iteration that the row is of.
-        iteration = metrics["time"][1] if "time" in metrics else storage.iter
+        iteration = storage.iter if time_per_step is None else time_per_step.latest_iter()
         left, others = max(self._max_iter - iteration - 1, 0), sum(storage.evaluations_left.values())
-        if "time" in metrics:
-            step = metrics["time"][0]
+        if time_per_step is not None:
+            step = time_per_step.smoothed(self._window_size)
             storage.put_scalar("eta_seconds", step * left + others, smoothing_hint=False, cur_iter=iteration)
         elif self._last_write is not None and storage.iter > self._last_write[0]:
             step = (time.perf_counter() - self._last_write[1]) / (storage.iter - self._last_write[0])

@@ -1,12 +1,13 @@
 """Registering, finding and removing hooks; order, state and costs."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from hookline.config import ConfigError
 from hookline.engine import TrainerBase
-from hookline.hooks import CallbackHook, HookBase, HookOrderError, IterationTimer
+from hookline.hooks import CallbackHook, HookBase, HookOrderError, IterationTimer, hook_list
 
 
 class Trainer(TrainerBase):
@@ -185,3 +186,29 @@ def test_the_cost_of_each_hook_is_measured_and_logged(log):
     assert "Slow" in log.text.partition("Time spent in hooks")[2]
     assert [costs[name][1] for name in ("Slow", "Slow#2", "Counter")] == [10, 10, 10]
     assert costs["Slow"][0] >= 0.01
+
+
+def test_the_time_of_a_call_within_another_hook_counts_once(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(hook_list, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def work(seconds):
+        now[0] += seconds
+
+    class Evaluates(HookBase):
+        def after_step(self):
+            work(1)
+            self.trainer.emit("after_eval", {})
+            self.trainer.emit("after_eval", {})
+
+    class Saves(HookBase):
+        def after_eval(self, results):
+            work(3)
+            self.trainer.emit("after_save", "path")
+
+        def after_save(self, path):
+            work(5)
+
+    trainer = make(Evaluates(), Saves())
+    trainer.train(0, 2)
+    assert trainer.hooks.costs() == {"Saves": (32.0, 8), "Evaluates": (2.0, 2)}
