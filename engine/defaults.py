@@ -24,7 +24,7 @@ from .data.build import NoTrainData, build_test_loader, build_train_loader, chec
 from .evaluation import DatasetEvaluator, build_evaluator, evaluation_context, testing, verify_results
 from .evaluation.evaluator import initialized
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
-from .modeling.loss_module import attached_to
+from .modeling.build import attached_to
 from .parallel.base import build_strategy, build_wrapped
 from .resume import changes, lengths
 from .run import Run, begin_run, default_setup

@@ -19,8 +19,10 @@ from .data.epoch_iterator import EpochIterator, set_data_loader
 from .data.loader import move_to_device
 from .evaluation.evaluator import predictions
 from .evaluation.metrics import collect
-from .modeling.adapters import ModelAdapter, raise_clearer
-from .modeling.loss_module import LossModule, loss_module_of
+from .modeling.adapters import ModelAdapter
+from .modeling.build import loss_module_of
+from .modeling.clear_errors import raise_clearer
+from .modeling.loss_module import LossModule
 from .parallel.base import Strategy, check_same_weights, check_strategy, overridden_method, share_weights, strategy_of
 from .ranks.loss_weights import LossWeights, forward_backward_weighted
 from .resume.state import START_ANEW, check_complete, check_optimizer, data_of_this_rank, rng_of_this_rank

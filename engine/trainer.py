@@ -17,7 +17,7 @@ from .evaluation import evaluation_context
 from .evaluation.evaluator import scratch_storage
 from .evaluation.metrics import Predictions, collect
 from .evaluation.testing import own_loss, predictor, results_of
-from .modeling.adapters import predictions_of
+from .modeling.outputs import predictions_of
 from .setup.arguments import config_of_arguments, test_entries, unknown_argument
 from .train_loop import TrainResult
 

@@ -20,7 +20,7 @@ from ...config import ConfigError, Registry
 from ...config.errors import MismatchError
 from ...hooks.common import convert, fields_of, length_of, may_be_samples, samples_in
 from ...hooks.control.interruption import STOP_SIGNALS, announce_exit_to_workers, leave_signals_to_parent
-from ..modeling.adapters import describe
+from ..modeling.clear_errors import describe
 from .batch_sampler import PlacedBatch
 from .datasets import MapDataset
 from .seeding import COLLATE, SAMPLE, generators_for_reading, seed_generators, stream_key

@@ -21,9 +21,8 @@ from ...config.signatures import parameters_of
 from ...hooks.common import in_double
 from .. import comm
 from ..data.loader import move_to_device
-from ..modeling.adapters import entries_of, terms_of
 from ..modeling.build import build_loss
-from ..modeling.loss_terms import Terms
+from ..modeling.outputs import Terms, entries_of, terms_of
 from ..modeling.zoo import classes_second
 
 

@@ -22,7 +22,8 @@ from ...config.values import one_of
 from ...hooks.common import class_names_of, fields_of
 from .. import comm
 from ..data.loader import batch_size_of
-from ..modeling.adapters import ModelAdapter, entries_of, without_loss
+from ..modeling.adapters import ModelAdapter
+from ..modeling.outputs import entries_of, without_loss
 
 _Columns = dict[str, Any]  # outputs of a batch by name: arrays or lists with one entry per sample
 

@@ -16,8 +16,8 @@ from ...hooks.evaluation import flatten_names as flatten_results_dict
 from .. import comm
 from ..data.build import check_same_length
 from ..modeling import ModelAdapter, resolve_device
-from ..modeling.loss_module import warn_of_new_loss
-from ..modeling.loss_terms import Terms
+from ..modeling.build import loss_module_of
+from ..modeling.outputs import Terms
 from .evaluator import (
     DatasetEvaluator,
     evaluates_for_trainer,
@@ -43,7 +43,12 @@ def evaluate_test_sets(
         raise ConfigError(f"DATASETS.TEST has {len(names)} sets, but {len(given)} evaluators were given")
     device, adapter = resolve_device(cfg.MODEL.DEVICE), parts.build_adapter(cfg)
     if not evaluates_for_trainer() and not getattr(cfg.MODEL.LOSS.NAME, "is_component", False):
-        warn_of_new_loss(getattr(adapter, "loss", None), model)
+        own = loss_module_of(getattr(adapter, "loss", None), model)
+        if own is not None and own.named_parameters():
+            logger.warning(
+                "MODEL.LOSS has parameters, and those of this evaluation are new: a metric Loss is not that of the "
+                "trained loss. trainer.evaluate() uses the trainer's"
+            )
     results: dict[str, Any] = {}
     for index, name in enumerate(names):
         loader = check_same_length(parts.build_test_loader(cfg, name), f"DATASETS.TEST ({name})")

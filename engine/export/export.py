@@ -27,7 +27,6 @@ from ..checkpoint.weights import choose_weights, read_checkpoint
 from ..data import build_test_loader, build_train_loader
 from ..data.loader import move_to_device
 from ..modeling import ModelAdapter, build_adapter, build_model, resolve_device
-from ..modeling.adapters import TARGET_NAMES
 from .inspection import part_of
 from .predictor import load_weights
 
@@ -279,7 +278,7 @@ def _example(cfg: CfgNode, model: nn.Module) -> tuple[tuple[Any, ...], dict[str,
 
 def _without_target(model: nn.Module, adapter: ModelAdapter, args: Any, kwargs: Any, outputs: Any) -> Any:
     """Leave out the target, which a model that computes its own loss receives, if the model works without it."""
-    targets = {adapter.target} if adapter.target else set(TARGET_NAMES)
+    targets = adapter.inputs.target_names
     positions: list[Any] = []
     named = {name: value for name, value in kwargs.items() if name not in targets}
     left_out = len(named) < len(kwargs)

@@ -14,7 +14,7 @@ from ..data.build import build_collate_fn
 from ..data.loader import move_to_device
 from ..evaluation.evaluator import inference_context
 from ..modeling import build_adapter, build_model, resolve_device
-from ..modeling.adapters import entries_of
+from ..modeling.outputs import entries_of
 
 __all__ = ["DefaultPredictor", "load_weights"]
 

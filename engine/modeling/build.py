@@ -2,8 +2,10 @@
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -11,10 +13,17 @@ from torch import nn
 from ...config import CfgNode, ConfigError, Registry
 from ...config.components import Slot, name_key
 from ...config.signatures import Parameters, bind, is_function_of_two, parameters_of
+from ...hooks.common import unwrap_model
 from .. import comm
 from ..parallel.base import build_strategy
-from .adapters import ModelAdapter, check_names
+from .adapters import ModelAdapter
+from .inputs import InputRule, check_names
 from .model_options import apply_model_options
+
+if TYPE_CHECKING:  # imported for losses with state
+    from .loss_module import LossModule
+
+logger = logging.getLogger(__name__)
 
 MODEL_REGISTRY = Registry("MODEL", nn.Module)
 """Models for ``MODEL.NAME``, called with ``MODEL.ARGS`` (and ``cfg`` if that is their first parameter)."""
@@ -140,6 +149,55 @@ def build_adapter(cfg: CfgNode) -> ModelAdapter:
     )
 
 
+def loss_module_of(loss: Callable[..., Any] | None, model: nn.Module) -> "LossModule | None":
+    """Return the module of a loss; None if it has no state of its own, or is a part of the model.
+
+    Args:
+        loss: a module, a method of one, or any other callable, in a ``functools.partial`` or not.
+        model: the model, wrapped or not.
+    """
+    holder = getattr(loss, "func", loss)  # of a functools.partial
+    module = getattr(holder, "__self__", holder)  # of a method
+    if not isinstance(module, nn.Module):
+        for name, value in getattr(holder, "__dict__", {}).items():
+            if isinstance(value, nn.Parameter) or (isinstance(value, nn.Module) and [*value.parameters()]):
+                _warn_of_untrained(type(holder).__name__, name)
+    elif module.state_dict():
+        from .loss_module import LossModule  # only where it is used
+
+        own = LossModule(module, unwrap_model(model))
+        return own if own.names else None
+    return None
+
+
+@functools.cache
+def _warn_of_untrained(kind: str, name: str) -> None:
+    logger.warning("MODEL.LOSS: parameters of %s.%s are neither trained nor saved: it is no nn.Module", kind, name)
+
+
+@contextmanager
+def attached_to(model: nn.Module, loss: Callable[..., Any] | None) -> Iterator[None]:
+    """Make a loss with state the model's submodule ``loss`` within the block, where an optimizer finds its parameters.
+
+    It is ``loss_`` if the model's own ``loss`` has parameters or buffers.
+    """
+    own = loss_module_of(loss, model)
+    if own is None:
+        yield
+        return
+    name, others = "loss", dict(model._modules)
+    while (other := others.get(name)) is not None and [*other.parameters(), *other.buffers()]:
+        name += "_"
+    model._modules[name] = own.module
+    try:
+        yield
+    finally:
+        if name in others:
+            model._modules[name] = others[name]  # in its place
+        else:
+            del model._modules[name]
+
+
 def check_model(cfg: CfgNode) -> None:
     """Check names and arguments of model, loss and adapter, and the device, without building anything.
 
@@ -153,7 +211,7 @@ def check_model(cfg: CfgNode) -> None:
         for target in slot.check(cfg):
             label = getattr(target, "__name__", "")  # a functools.partial has none
             check_names(f"MODEL.{key}", label, _forward_parameters(target), model[key].values())
-    ModelAdapter(inputs=model.INPUTS, input_mapping=model.INPUT_MAPPING)  # raises if the two do not fit together
+    InputRule(model.INPUTS, model.INPUT_MAPPING, model.TARGET)  # raises if they do not fit together
     for key, patterns in (
         ("ACTIVATION_CHECKPOINTING", model.ACTIVATION_CHECKPOINTING),
         ("COMPILE.MODULES", model.COMPILE.MODULES),

@@ -1,9 +1,8 @@
 """A loss with parameters or buffers of its own, which are part of what a run trains and saves."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
@@ -11,53 +10,12 @@ import torch.distributed as dist
 from torch import nn
 
 from ...config import ConfigError
-from ...hooks.common import unwrap_model
 from .. import comm
 from ..parallel.base import share_tensors
 
-__all__ = ["LossModule", "attached_to", "loss_module_of", "warn_of_new_loss"]
+__all__ = ["LossModule"]
 
 logger = logging.getLogger(__name__)
-
-
-def loss_module_of(loss: Callable[..., Any] | None, model: nn.Module) -> "LossModule | None":
-    """Return the module of a loss; None if it has no state of its own, or is a part of the model.
-
-    Args:
-        loss: a module, a method of one, or any other callable, in a ``functools.partial`` or not.
-        model: the model, wrapped or not.
-    """
-    own = _own(loss, model)
-    holder = getattr(loss, "func", loss)
-    for name, value in getattr(holder, "__dict__", {}).items() if own is None and not _module(loss) else ():
-        if isinstance(value, nn.Parameter) or (isinstance(value, nn.Module) and any(True for _ in value.parameters())):
-            kind = type(holder).__name__
-            logger.warning(
-                "MODEL.LOSS: parameters of %s.%s are neither trained nor saved, as %s is no nn.Module", kind, name, kind
-            )
-    return own
-
-
-def warn_of_new_loss(loss: Callable[..., Any] | None, model: nn.Module) -> None:
-    """Log that the parameters of a loss that was built for an evaluation alone are not those of a trained one."""
-    own = _own(loss, model)
-    if own is not None and own.named_parameters():
-        logger.warning(
-            "MODEL.LOSS has parameters, and those of this evaluation are new: a metric Loss is not that of the trained "
-            "loss. trainer.evaluate() uses the trainer's"
-        )
-
-
-def _module(loss: Any) -> nn.Module | None:
-    loss = getattr(loss, "func", loss)  # of a functools.partial
-    module = getattr(loss, "__self__", loss)  # of a method
-    return module if isinstance(module, nn.Module) else None
-
-
-def _own(loss: Any, model: nn.Module) -> "LossModule | None":
-    module = _module(loss)
-    found = None if module is None else LossModule(module, unwrap_model(model))
-    return found if found is not None and found.names else None
 
 
 class LossModule:
@@ -171,26 +129,3 @@ class LossModule:
 
 def _described(shape: Any) -> str:
     return str(tuple(shape)) if isinstance(shape, torch.Size) else "there" if shape else "missing"
-
-
-@contextmanager
-def attached_to(model: nn.Module, loss: Callable[..., Any] | None) -> Iterator[None]:
-    """Make a loss with state the model's submodule ``loss`` within the block, where an optimizer finds its parameters.
-
-    It is ``loss_`` if the model's own ``loss`` has parameters or buffers.
-    """
-    own = _own(loss, model)
-    if own is None:
-        yield
-        return
-    name, others = "loss", dict(model._modules)
-    while (other := others.get(name)) is not None and any(True for _ in chain(other.parameters(), other.buffers())):
-        name += "_"
-    model._modules[name] = own.module
-    try:
-        yield
-    finally:
-        if name in others:
-            model._modules[name] = others[name]  # in its place
-        else:
-            del model._modules[name]

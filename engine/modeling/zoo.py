@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from .build import LOSS_REGISTRY, MODEL_REGISTRY
-from .loss_terms import count_of_mean
+from .outputs import count_of_mean
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from hookline.config import ConfigError, get_cfg
 from hookline.engine import SimpleTrainer, comm
 from hookline.engine.data import ArrayDataset, EpochSampler, GlobalBatchSampler
 from hookline.engine.modeling import GPT, MODEL_REGISTRY, ModelAdapter, build_model
-from hookline.engine.modeling.loss_module import attached_to
+from hookline.engine.modeling.build import attached_to
 from hookline.engine.parallel import DDP, FSDP2, Mesh, Strategy
 from hookline.engine.parallel.base import build_wrapped
 from hookline.engine.solver import build_grad_clipper, build_optimizer

@@ -278,8 +278,6 @@ def test_a_models_train_step_is_used_for_its_losses():
     assert ModelAdapter().predict(model, batch) is batch[0]  # forward takes the inputs without the target
     model.predict_step = lambda batch: "prediction"
     assert ModelAdapter(nn.MSELoss()).predict(model, batch) == "prediction"
-    with pytest.raises(TypeError, match="train_step would bypass DataParallel"):
-        ModelAdapter().losses(nn.DataParallel(model), batch)
 
 
 @pytest.mark.parametrize("count", [3, torch.tensor(3)])

@@ -13,7 +13,7 @@ from hookline.engine import SimpleTrainer
 from hookline.engine.evaluation import Loss, MetricsEvaluator
 from hookline.engine.evaluation.testing import predictor
 from hookline.engine.modeling import ModelAdapter
-from hookline.engine.modeling.loss_terms import Terms, terms_ahead
+from hookline.engine.modeling.outputs import Terms, terms_ahead
 from hookline.engine.modeling.zoo import CrossEntropyLoss
 
 WEIGHT = torch.tensor([1.0, 9.0, 0.0])
