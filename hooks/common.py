@@ -305,7 +305,9 @@ def set_optimizer_mode(optimizer: Any, training: bool) -> list[Any]:
 def optimizer_in_eval_mode(*optimizers: Any) -> Iterator[None]:
     """Evaluate or save with the weights that optimizers have for it; at the end they are back in train mode, if they
     were. All ranks must enter it at the same step: changing to and fro rounds the weights."""
-    changed = [one for optimizer in optimizers for one in set_optimizer_mode(optimizer, False)]
+    changed = []
+    for optimizer in optimizers:
+        changed += set_optimizer_mode(optimizer, False)
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable
 from functools import partial
 from inspect import signature
+from operator import methodcaller
 from typing import Any
 
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
@@ -118,30 +119,22 @@ class Checkpointer(Writer, FvcoreCheckpointer):
             raise ValueError(f"a checkpoint's name must not contain a folder: {name!r}")
         self.wait()
         path = os.path.join(self.save_dir, f"{name}.pth")
-        with optimizer_in_eval_mode(*self._optimizers()):
-            state = self._state(kwargs)
-            self._start_write(path, state, lambda state: self._write(path, state, tag_last, outdated), then)
+        optimizers = [getattr(one, "optimizer", one) for one in self.checkpointables.values()]
+        with optimizer_in_eval_mode(*optimizers):
+            weights = {plain_name(name): value for name, value in self.model.state_dict().items()}
+            contents = {"model": weights, **{name: one.state_dict() for name, one in self.checkpointables.items()}}
+            state = self._plain({**contents, **kwargs})
+            write = partial(self._write, path, tag_last=tag_last, outdated=outdated)
+            self._start_write(path, state, write, then)
 
-    def _optimizers(self) -> list[Any]:
-        return [getattr(one, "optimizer", one) for one in self.checkpointables.values()]
-
-    def _state(self, further: dict[str, Any]) -> Any:
-        """Return the state as it is now, as plain data and tensors that are not copied."""
-        return to_plain(self._contents(further), "checkpoint")
-
-    def _contents(self, further: dict[str, Any]) -> dict[str, Any]:
-        weights = {plain_name(name): value for name, value in self.model.state_dict().items()}
-        contents = {
-            "model": weights,
-            **{name: obj.state_dict() for name, obj in self.checkpointables.items()},
-            **further,
-        }
-        return contents if self.frozen is None else self.frozen.leave_out(contents)
+    def _plain(self, contents: dict[str, Any]) -> Any:
+        """Return the state to write as plain data and tensors, which are not copied."""
+        return to_plain(contents if self.frozen is None else self.frozen.leave_out(contents), "checkpoint")
 
     def _write(self, path: str, state: Any, tag_last: bool, outdated: Iterable[str]) -> None:
         """Write a checkpoint, then point ``last_checkpoint`` to it, then remove outdated ones."""
         self._make_folder()
-        write_file(path, lambda file: write_checkpoint(file, state), self.path_manager)
+        write_file(path, partial(write_checkpoint, data=state), self.path_manager)
         self._conclude(path, tag_last, outdated)
 
     def _conclude(self, path: str, tag_last: bool, outdated: Iterable[str]) -> None:
@@ -164,7 +157,7 @@ class Checkpointer(Writer, FvcoreCheckpointer):
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:
         """Point ``last_checkpoint`` to a file of ``save_dir``."""
         tag = os.path.join(self.save_dir, "last_checkpoint")
-        write_file(tag, lambda file: file.write(last_filename_basename.encode()), self.path_manager)
+        write_file(tag, methodcaller("write", last_filename_basename.encode()), self.path_manager)
 
     def remove(self, path: str) -> None:
         """Remove a checkpoint that this run wrote. Errors are logged; missing files are ignored."""

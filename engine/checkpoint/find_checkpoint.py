@@ -209,8 +209,9 @@ def iterations(content: Any, path: str) -> list[int]:
     if not isinstance(trainer, dict):
         raise ConfigError(f"{path}: the state of the trainer is a {type(trainer).__name__}, not a dict")
     found = [part["iteration"] for part in (content, trainer) if "iteration" in part]
-    if not all(type(value) is int and value >= -1 for value in found):
-        raise ConfigError(f"{path}: its iteration is not a number of at least 0")
+    for value in found:
+        if type(value) is not int or value < -1:
+            raise ConfigError(f"{path}: its iteration is not a number of at least 0")
     return found
 
 

@@ -50,8 +50,8 @@ class ShardedCheckpointer(Checkpointer):
         :meth:`save`, :meth:`wait` or :meth:`close` reports it.
         """
 
-    def _state(self, further: dict[str, Any]) -> Any:
-        rest, shards = split_shards(self._contents(further))
+    def _plain(self, contents: dict[str, Any]) -> Any:
+        rest, shards = split_shards(contents)
         return to_plain(rest, "checkpoint") if comm.is_main_process() else None, shards
 
     def _write(self, path: str, state: Any, tag_last: bool, outdated: Iterable[str]) -> None:
@@ -65,7 +65,7 @@ class ShardedCheckpointer(Checkpointer):
 
     def _load_file(self, f: str, mmap: bool = False) -> dict[str, Any]:
         """Read a file or folder, with this rank's shards of sharded tensors."""
-        like = like_model(self.model, self._optimizers())
+        like = like_model(self.model, [getattr(one, "optimizer", one) for one in self.checkpointables.values()])
         # Files are mapped, so that each rank reads only its shards.
         mmap = mmap or not is_sharded_folder(f)
         return shard(read_checkpoint(f, mmap=mmap, like=like, verified=f == self._verified), like)

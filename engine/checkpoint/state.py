@@ -62,16 +62,18 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, np.ndarray):
         return _plain_array(value, where)
     if isinstance(value, Mapping):
-        return {_plain_key(key, where): _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+        plain = {}
+        for key, item in value.items():
+            plain[key if type(key) is str else _plain_key(key, where)] = _plain(item, f"{where}[{key!r}]")
+        return plain
     if type(value) in (tuple, list) and _PLAIN.issuperset(map(type, value)):
         return type(value)(value)
-    if isinstance(value, tuple):
-        return tuple(_plain(item, f"{where}[{index}]") for index, item in enumerate(value))
     if isinstance(value, Set):
         return {_plain_key(item, where) for item in value}
     # Not iterators, which reading would use up; not modules or data loaders.
     if isinstance(value, Collection) and not isinstance(value, torch.nn.Module):
-        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        items = [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items
     return _refuse(value, where)
 
 

@@ -171,7 +171,7 @@ class OnDisk(Checkpointer):
 
     failures, error, calls = 0, OSError(errno.ENOSPC, "No space left"), 0
 
-    def _write(self, *args):
+    def _write(self, *args, **kwargs):
         self.calls += 1
         if self.calls <= self.failures:
             raise self.error
@@ -218,9 +218,9 @@ class Gated(Checkpointer):
         super().__init__(*args, asynchronous=True, **kwargs)
         self.gate = threading.Event()
 
-    def _write(self, *args):
+    def _write(self, *args, **kwargs):
         self.gate.wait(20)
-        super()._write(*args)
+        super()._write(*args, **kwargs)
 
 
 def net(value=0.0):
@@ -272,9 +272,9 @@ import sys, time, torch
 from hookline.engine.checkpoint import Checkpointer
 
 class Slow(Checkpointer):
-    def _write(self, *args):
+    def _write(self, *args, **kwargs):
         time.sleep(0.5)
-        super()._write(*args)
+        super()._write(*args, **kwargs)
 
 model = torch.nn.Linear(3, 3)
 torch.nn.init.ones_(model.weight)
