@@ -76,7 +76,7 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
         # Text that looks like a literal, such as "None", needs quotes.
         value = literal(data)
         is_literal = not isinstance(value, str) or value != data
-        return self.represent_scalar(_STR_TAG, data, style="'" if is_literal else None)
+        return self.represent_scalar(_STR_TAG, str(data), style="'" if is_literal else None)
 
 
 _Dumper.add_representer(str, _Dumper.represent_text)
