@@ -71,8 +71,7 @@ class SimpleTrainer(TrainerBase):
             ends. Only if a hook has ``uses_outputs = True``.
         loss_module: the adapter's loss, if it is a module with parameters or buffers. They are saved and averaged over
             ranks; the optimizer must have the parameters.
-        sample_indices: the indices of the samples in the step's batch, on this rank. Only if a hook has
-            ``uses_indices = True``.
+        sample_indices: the indices of the samples in the step's batch, on this rank.
     """
 
     loss_module: LossModule | None = None
@@ -357,8 +356,12 @@ class SimpleTrainer(TrainerBase):
 
     # ------------------------------------------------------------------ epochs and data
 
-    def _follow_indices(self) -> None:
-        self._batches.follow_indices(any(hook.uses_indices for hook in self.hooks.hooks))
+    def _check_indices(self) -> None:
+        if any(hook.uses_indices for hook in self.hooks.hooks) and not self._batches.has_indices:
+            raise ConfigError(
+                "a hook has uses_indices = True, and the training data has no indices: they are known for a map-style "
+                "data set that is passed or named itself, and for a DataLoader with a GlobalBatchSampler"
+            )
 
     def reset_data_loader(self, data_loader_builder: Callable[[], Iterable[Any]]) -> None:
         """Replace the data loader, from the next step on.
@@ -459,7 +462,7 @@ class SimpleTrainer(TrainerBase):
         if asked or self._step_outputs is not None:
             self._step_outputs = self._step_outputs or StepOutputs(self)
             self._step_outputs.bind(asked)
-        self._follow_indices()
+        self._check_indices()
         if self._whole_step is not None:
             self._whole_step.check(self, SimpleTrainer)
 

@@ -39,22 +39,24 @@ def has_state(source: Any) -> bool:
 
 
 class PlacedBatch(list[int]):
-    """The indices of a batch, with the position of each sample in the stream.
+    """This rank's indices of a batch, with the position of each sample in the stream.
 
     Attributes:
         epoch: number of the stream.
         places: position of each sample, counted over all ranks.
+        total: number of samples in the batch over all ranks.
     """
 
-    __slots__ = ("epoch", "places")
+    __slots__ = ("epoch", "places", "total")
 
-    def __init__(self, indices: list[int], epoch: int, places: range) -> None:
+    def __init__(self, indices: list[int], epoch: int, places: range, total: int) -> None:
         super().__init__(indices)
         self.epoch = epoch
         self.places = places
+        self.total = total
 
     def __reduce__(self) -> Any:  # sent to workers with every batch; faster than pickling slots
-        return type(self), (list(self), self.epoch, self.places)
+        return type(self), (list(self), self.epoch, self.places, self.total)
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
@@ -74,7 +76,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         seeds_own: whether generators that are attributes of the sampler are seeded.
 
     Attributes:
-        noted: gets each batch of indices that is yielded, if it is not None.
+        noted: gets each batch that is yielded, if it is not None.
         order: a checksum of the first batch of the last pass, over all ranks.
 
     Raises:
@@ -99,7 +101,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.world_size = comm.get_data_size() if world_size is None else world_size
         self.seed = seed
         self.seeds_own = seeds_own
-        self.noted: deque[list[int]] | None = None
+        self.noted: deque[PlacedBatch] | None = None
         self.order = 0
         self._epoch = 0
         self._start: int | None = None  # of the next pass, until its first batch
@@ -132,47 +134,35 @@ class GlobalBatchSampler(Sampler[list[int]]):
         full, rest = divmod(max(0, samples - start), self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
-    def share(self, start: int) -> float:
-        """This rank's samples in the batch that starts at ``start``, divided by the mean number per rank.
-
-        The mean over ranks of (rank mean times share) is the mean over the batch.
-        """
-        samples = length_of(self.sampler)
-        length = self.batch_size if samples is None else min(self.batch_size, samples - start)
-        part = self._part(length)
-        return (part.stop - part.start) * self.world_size / length
-
     def __iter__(self) -> Iterator[list[int]]:
+        epoch, self.order = self._epoch, 0
+        for place, batch in self._global_batches():
+            self.order = self.order or crc32(repr(batch).encode())
+            total = len(batch)
+            first, end = total * self.rank // self.world_size, total * (self.rank + 1) // self.world_size
+            mine = PlacedBatch(batch[first:end], epoch, range(place + first, place + end), total)
+            if self.noted is not None:
+                self.noted.append(mine)
+            yield mine
+
+    def _global_batches(self) -> Iterator[tuple[int, list[int]]]:
+        """Yield the position and the indices of each batch over all ranks, from the position that was set."""
         # DataLoaders with workers call iter() twice and read the second: the position is used by the first batch.
-        epoch, start, skip = self._epoch, self._start or 0, 0
+        epoch, place, skip = self._epoch, self._start or 0, 0
         if self._start is not None:
-            skip = self._set_sampler_epoch(epoch, start)
+            if takes_start(self.sampler):
+                self.sampler.set_epoch(epoch, place)
+            else:
+                skip = place
+                if hasattr(self.sampler, "set_epoch"):
+                    self.sampler.set_epoch(epoch)
             self._start = None
         indices = islice(_drawn(self.sampler, stream_key(self.seed, epoch, ORDER), self.seeds_own), skip, None)
-        self.order = 0
         while batch := list(islice(indices, self.batch_size)):
-            self.order = self.order or crc32(repr(batch).encode())
-            length = len(batch)
-            if length < self.batch_size and self.drop_last:
+            if len(batch) < self.batch_size and self.drop_last:
                 return
-            part = self._part(length)
-            if self.noted is not None:
-                self.noted.append(batch[part])
-            yield PlacedBatch(batch[part], epoch, range(start + part.start, start + part.stop))
-            start += self.batch_size
-
-    def _set_sampler_epoch(self, epoch: int, start: int) -> int:
-        """Set the position of the sampler, and return how many of its indices remain to be skipped."""
-        if takes_start(self.sampler):
-            self.sampler.set_epoch(epoch, start)
-            return 0
-        if hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(epoch)
-        return start
-
-    def _part(self, length: int) -> slice:
-        """This rank's part of a batch of ``length`` indices of the sampler."""
-        return slice(length * self.rank // self.world_size, length * (self.rank + 1) // self.world_size)
+            yield place, batch
+            place += len(batch)
 
     def __len__(self) -> int:
         number = self.batches_after(0)

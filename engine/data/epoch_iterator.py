@@ -6,10 +6,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ...config import ConfigError
 from ...hooks.common import length_of, preserve_rng
 from .. import comm
-from .batch_sampler import GlobalBatchSampler, has_state, takes_start
+from .batch_sampler import GlobalBatchSampler, PlacedBatch, has_state, takes_start
 from .loader import (
     Collated,
     LimitedLoader,
@@ -54,7 +53,6 @@ class EpochIterator:
     ) -> None:
         self.listener = listener
         self.epoch = 0
-        self._follows_indices = False
         # Micro-batches per batch that are asked for, and those left to yield.
         self._parts = 1
         self._left = deque[tuple[Any, int | None]]()
@@ -75,8 +73,8 @@ class EpochIterator:
         self._state: Mapping[str, Any] | None = None  # a loaded state whose next batch was not read yet
         self._begun = -1  # the last epoch that begin_epoch() was called in
         # The indices of the last batch, and of those that workers read ahead.
-        self._indices: Any = None
-        self._noted: deque[Any] | None = None
+        self._placed: PlacedBatch | None = None
+        self._noted: deque[PlacedBatch] | None = None
         self._made_parts = 1  # micro-batches per batch that the iterator makes
 
     def __iter__(self) -> "EpochIterator":
@@ -92,6 +90,7 @@ class EpochIterator:
             self._start_again()
         if self._iterator is None:
             self._iterator = self._start()
+        self._placed = None
         # No "except StopIteration": objects made in an except block keep the exception, and so this frame and the
         # loader's workers, alive until the garbage collector runs.
         read = next(self._iterator, _END)
@@ -101,7 +100,7 @@ class EpochIterator:
         self._samples += self._size
         self._state = None
         if self._noted:
-            self._indices = self._noted.popleft()
+            self._placed = self._noted.popleft()
         if type(read) is Collated or self._parts > 1:
             read = self._first_of(read)
         else:
@@ -206,34 +205,32 @@ class EpochIterator:
     def has_indices(self) -> bool:
         """Whether the indices of the loader's samples can be known."""
         sampler = getattr(self.loader, "batch_sampler", None)
-        return isinstance(sampler, GlobalBatchSampler) and getattr(self.loader, "in_order", True)
-
-    def follow_indices(self, follow: bool) -> None:
-        """Start or stop to keep :attr:`indices`, with the next pass.
-
-        Raises:
-            ConfigError: the loader has no indices.
-        """
-        if follow and not self.has_indices:
-            raise ConfigError(
-                "a hook has uses_indices = True, and the training data has no indices: they are known for a map-style "
-                "data set that is passed or named itself, and for a DataLoader with a GlobalBatchSampler"
-            )
-        self._follows_indices = follow
+        return isinstance(sampler, GlobalBatchSampler) and getattr(self.loader, "in_order", True) and not self._stateful
 
     @property
-    def indices(self) -> Any:
-        """The indices of the samples in the last batch, on this rank.
+    def indices(self) -> list[int]:
+        """The indices of the samples in the last batch, on this rank; after an error in reading, of the failed one.
 
         Raises:
             AttributeError: they are not known.
         """
-        if self._indices is None:
+        if self._placed is None and self._noted:
+            return self._noted[0]
+        if self._placed is None:
             raise AttributeError(
-                "trainer.sample_indices is there from after_fetch on, if a hook has uses_indices = True (a function: "
-                "trainer.on(..., uses_indices=True)); if it joined during a pass over the data, from the next pass on"
+                "trainer.sample_indices is there from after_fetch on, for a map-style data set that is passed or named "
+                "itself, and for a DataLoader with a GlobalBatchSampler"
             )
-        return self._indices
+        return self._placed
+
+    @property
+    def share(self) -> float | None:
+        """This rank's samples in the last batch over the mean number per rank; None if its indices are not known.
+
+        The mean over ranks of (rank mean times share) is the mean over the batch.
+        """
+        placed = self._placed
+        return None if placed is None else len(placed) * self._sampler.world_size / placed.total
 
     @property
     def order(self) -> int:
@@ -241,11 +238,6 @@ class EpochIterator:
         sampler = self._sampler
         shared = isinstance(sampler, GlobalBatchSampler) and sampler.world_size == comm.get_data_size()
         return sampler.order if shared else 0
-
-    @property
-    def samples_before(self) -> int:
-        """Samples (over all ranks) before the last batch read, in the current pass over the loader."""
-        return self._samples - self._size
 
     def drop_loader(self) -> None:
         """Keep the position, but neither the loader nor its workers, until :meth:`replace_loader`."""
@@ -374,9 +366,9 @@ class EpochIterator:
             sampler.set_epoch(number, start=self._samples)
         elif sampler is not None:
             sampler.set_epoch(number)
-        self._noted = self._indices = None
-        if isinstance(sampler, GlobalBatchSampler):
-            self._noted = sampler.noted = deque() if self._follows_indices else None
+        self._noted = self._placed = None
+        if self.has_indices:
+            self._noted = sampler.noted = deque()
         self._made_parts = self._parts
         return iterate(self.loader, self._parts)
 
@@ -425,6 +417,6 @@ def set_data_loader(trainer: Any, loader: Any) -> None:
     """Make a trainer read from a loader, from its next batch on."""
     if "_batches" in vars(trainer):
         trainer._batches.replace_loader(loader)
-        trainer._follow_indices()
+        trainer._check_indices()
     else:
         trainer._batches = EpochIterator(loader, listener=weakref.proxy(trainer))

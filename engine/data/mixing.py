@@ -12,7 +12,7 @@ import torch
 from ...config import ConfigError
 from ...config.components import errors_at
 from ...config.registry import locate
-from .batch_sampler import GlobalBatchSampler, PlacedBatch
+from .batch_sampler import GlobalBatchSampler
 from .samplers import SAMPLER_REGISTRY, EpochSampler, seeded_generator
 
 _ARGS = "DATALOADER.SAMPLER_ARGS"
@@ -144,43 +144,23 @@ class TokenBatchSampler(GlobalBatchSampler):
             begin += self._sizes[-1]
         super().__init__(None, max_tokens, **options)
         self.batch_size = 1  # the unit of positions
-        self._planned = self._batches(0)
         if min(self._sizes) < self.world_size:
             raise ConfigError(
                 f"DATALOADER.MAX_TOKENS: a batch has {min(self._sizes)} sample(s) for {self.world_size} ranks: use a "
                 "larger budget, or leave out the longest samples"
             )
 
-    def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Set the epoch, and the number of its batches that the next pass skips."""
-        super().set_epoch(epoch, start)
-        self._planned = self._batches(epoch)
-
-    def _batches(self, epoch: int) -> list[torch.Tensor]:
-        generator = seeded_generator(self.seed, epoch)
-        shuffled = torch.randperm(len(self._lengths), generator=generator)
-        ordered = shuffled[self._lengths[shuffled].argsort(descending=True, stable=True)]
-        batches = ordered.split(self._sizes)
-        return [batches[number] for number in torch.randperm(len(batches), generator=generator)]
-
     def batches_after(self, start: int) -> int:
         """Batches left in an epoch after ``start`` of them."""
         return max(0, len(self._sizes) - start)
 
-    def share(self, start: int) -> float:
-        """This rank's samples in batch ``start`` of the epoch, divided by the mean number per rank."""
-        length = len(self._planned[start])
-        part = self._part(length)
-        return (part.stop - part.start) * self.world_size / length
-
-    def __iter__(self) -> Iterator[list[int]]:
-        epoch, start = self._epoch, self._start or 0
-        self._start = None
-        place = sum(map(len, self._planned[:start]))
-        for batch in self._planned[start:]:
-            part = self._part(len(batch))
-            indices = batch[part].tolist()
-            if self.noted is not None:
-                self.noted.append(indices)
-            yield PlacedBatch(indices, epoch, range(place + part.start, place + part.stop))
+    def _global_batches(self) -> Iterator[tuple[int, list[int]]]:
+        start, self._start = self._start or 0, None
+        generator = seeded_generator(self.seed, self._epoch)
+        shuffled = torch.randperm(len(self._lengths), generator=generator)
+        ordered = shuffled[self._lengths[shuffled].argsort(descending=True, stable=True)].split(self._sizes)
+        batches = [ordered[number] for number in torch.randperm(len(ordered), generator=generator)]
+        place = sum(map(len, batches[:start]))
+        for batch in batches[start:]:
+            yield place, batch.tolist()
             place += len(batch)

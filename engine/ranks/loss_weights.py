@@ -10,7 +10,6 @@ from torch.utils.data import BatchSampler, IterableDataset
 from ...config.errors import MismatchError
 from ...hooks.common import in_double, local_part
 from .. import comm
-from ..data.batch_sampler import GlobalBatchSampler
 from ..data.epoch_iterator import EpochIterator
 from ..data.loader import batch_size_of, collates
 
@@ -159,10 +158,10 @@ class LossWeights:
         """
         if self._ranks == 1:
             return 1.0
+        if (share := self._batches.share) is not None:
+            return share
         loader = self._batches.loader
         sampler = getattr(loader, "batch_sampler", None)
-        if isinstance(sampler, GlobalBatchSampler):
-            return sampler.share(self._batches.samples_before)
         if collates(loader) and (isinstance(loader.dataset, IterableDataset) or type(sampler) is not BatchSampler):
             samples = batch_size_of(*self._batch)
             return samples / self._per_rank(self._sum(samples))

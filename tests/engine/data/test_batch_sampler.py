@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, SequentialSampler, TensorDataset, defau
 from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer
 from hookline.engine.data import EpochSampler, GlobalBatchSampler, TrainingSampler, build_batch_data_loader
-from hookline.hooks import HookBase, on
+from hookline.hooks import HookBase
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
@@ -148,14 +148,14 @@ def test_sample_indices_are_right_after_a_resume_and_with_a_new_loader():
     assert [len(indices) for indices, _ in seen.pairs[3:]] == [5, 5]
 
 
-def test_a_hook_or_function_must_ask_for_sample_indices():
+def test_a_function_finds_the_sample_indices_or_learns_which_data_has_them():
     trainer, found = trainer_of(ours()), []
-    on("after_step", trainer=trainer, uses_indices=True)(lambda trainer: found.append(len(trainer.sample_indices)))
+    trainer.on("after_step")(lambda trainer: found.append(len(trainer.sample_indices)))
     trainer.train(0, 2)
     assert found == [4, 4]
-    trainer = trainer_of(ours())
-    on("after_step", trainer=trainer)(lambda trainer: trainer.sample_indices)
-    with pytest.raises(AttributeError, match="uses_indices"):
+    trainer = trainer_of([(torch.zeros(2, 1),)])
+    trainer.on("after_step")(lambda trainer: trainer.sample_indices)
+    with pytest.raises(AttributeError, match="GlobalBatchSampler"):
         trainer.train(0, 1)
 
 
