@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from loggers import unchanged_logging
 
+# Tests that promise that a file survives wait for the disk. The others do not: the machine goes on after them.
+DURABLE = ("promises", "config/files")
 # The longest files come first, so that the two processes end at about the same time.
 FIRST = ("promises", "distributed", "test_package.py", "tools")
 
@@ -25,8 +27,6 @@ def pytest_configure() -> None:
     # Shells start background jobs with SIGINT ignored, and processes that tests start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
-    # Tests kill processes, not machines: what the system has got is not lost. Waiting for the disk takes long.
-    os.fsync = os.fdatasync = lambda file: None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,6 +46,12 @@ def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> py
     monkeypatch.setattr(logger, "propagate", False)
     caplog.set_level(logging.DEBUG, "hookline")
     return caplog
+
+
+@pytest.fixture(autouse=True)
+def _do_not_wait_for_the_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    if not request.path.relative_to(Path(__file__).parent).as_posix().startswith(DURABLE):
+        monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 @pytest.fixture(autouse=True)

@@ -117,6 +117,7 @@ def test_a_run_continues_without_a_lost_machine_and_with_one_that_returns(agent,
     assert_resumed(tmp_path / "run", times=len(changes) - 1, length=len(steps))
 
 
+@pytest.mark.slow
 def test_ranks_save_and_exit_when_their_torchrun_agent_is_killed(agent, tmp_path):
     process = agent(machines=(1, 1))
     rank = os.pidfd_open(wait_for(tmp_path, 1, [process])[0])

@@ -1,9 +1,14 @@
-"""The GPT in the shape of Llama: shards train like one rank, and their run resumes on other ranks and strategies."""
+"""The GPT in the shape of Llama: shards train like one rank, and their run resumes on other ranks and strategies.
+
+Small models do so in test_parallel.py, test_sharded_saving.py and test_mesh.py.
+"""
 
 import shutil
 
 import pytest
 from ranks import ROOT, finish, fork, rows, tool
+
+pytestmark = pytest.mark.slow
 
 GPT = [
     "--config-file", ROOT / "configs/language/gpt_1b.yaml", "MODEL.DEVICE", "cpu",
@@ -68,9 +73,9 @@ def test_each_rank_writes_its_shard_of_the_checkpoint(sharded):
     ("ranks", "options"),
     [
         (1, ["PARALLEL.NAME", "auto"]),
-        pytest.param(2, ["PARALLEL.NAME", "ddp"], marks=pytest.mark.slow),
-        pytest.param(2, TENSOR, marks=pytest.mark.slow),
-        pytest.param(2, [*FSDP, *COMPILED], marks=pytest.mark.slow),
+        (2, ["PARALLEL.NAME", "ddp"]),
+        (2, TENSOR),
+        (2, [*FSDP, *COMPILED]),
     ],
     ids=["one", "ddp", "tensor", "compiled"],
 )
@@ -80,7 +85,6 @@ def test_a_sharded_run_resumes_with_any_strategy(whole, sharded, tmp_path, ranks
     assert_same(tmp_path / "run", whole)
 
 
-@pytest.mark.slow
 def test_a_corrupt_shard_makes_a_resume_use_the_previous_checkpoint(sharded, tmp_path):
     shutil.copytree(sharded, tmp_path / "run")
     part = tmp_path / "run/model_0000007.pth/__1_0.distcp"

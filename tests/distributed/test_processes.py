@@ -19,7 +19,7 @@ FAILURES = {
     "blocks": r"Rank 0 failed first:.*in synchronize",
     "sleeps": r"rank 1 is ended.*in sleep_forever.*Rank 0 failed first:\nprocess \d+ .*exit code -6 \(SIGABRT\)$",
 }
-SLOW = ("blocks", "sleeps")
+SLOW = ("os._exit 3", "sys.exit 0", "blocks", "sleeps")
 
 
 def is_gone(pid):
@@ -30,7 +30,7 @@ def is_gone(pid):
 @pytest.mark.parametrize("how", [pytest.param(how, marks=pytest.mark.slow) if how in SLOW else how for how in FAILURES])
 def test_the_first_failure_is_shown_once_and_ends_all_ranks_with_their_children(how, tmp_path):
     # The test's timeout is less than that of the ranks, unless they wait for it.
-    limits = {"rank_timeout": 2, "timeout": 100} if how in ("hangs", "blocks") else {"timeout": 50}
+    limits = {"rank_timeout": 1, "timeout": 100} if how in ("hangs", "blocks") else {"timeout": 50}
     code, output, pids = run_ranks("failures:main", 3 if how == "hangs" else 2, tmp_path, how, **limits)
     assert code == 1
     assert re.search(FAILURES[how], output.rstrip(), re.DOTALL), output
@@ -47,7 +47,9 @@ def test_ranks_that_end_without_an_error_write_nothing_but_their_reason(how, exp
     assert (code, output) == expected
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 75), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "expected"), [(signal.SIGTERM, 75), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)]
+)
 def test_a_signal_outside_of_training_ends_all_ranks_with_its_exit_code(number, expected, tmp_path):
     process = start_ranks("failures:main", 2, tmp_path / "run", "is ended")
     files = [tmp_path / "run" / f"{rank}.json" for rank in range(2)]

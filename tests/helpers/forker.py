@@ -284,7 +284,6 @@ def warm_up() -> None:
     Image.preinit()
     for name in hookline.hooks.__all__:
         getattr(hookline.hooks, name)
-    os.fsync = os.fdatasync = lambda file: None  # as in conftest.py
     gc.freeze()  # the collector then writes to no page that processes share
 
 

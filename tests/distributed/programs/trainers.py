@@ -93,9 +93,9 @@ def check_requests_of_single_ranks_are_served_by_all_in_order(folder):
 
 
 def check_periods_in_seconds_end_at_the_same_step_on_all_ranks(folder):
-    at, every = [], Every("0.5s")
+    at, every = [], Every("0.1s")
     if comm.get_rank() == 1:
-        time.sleep(0.3)
+        time.sleep(0.06)
 
     def count(trainer):
         if every(trainer):
