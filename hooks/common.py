@@ -97,23 +97,19 @@ def samples_in(batch: Any, read: int | None = None) -> int | None:
     """
     stated = batch.get("num_samples") if isinstance(batch, Mapping) else getattr(batch, "num_samples", None)
     if stated is not None:
-        return _stated(stated)
+        scalar = stated.item() if isinstance(stated, torch.Tensor | np.ndarray) and not stated.ndim else stated
+        if isinstance(scalar, Integral) and not isinstance(scalar, bool):
+            return int(scalar)
+        raise MismatchError(
+            f"num_samples of a batch is its number of samples, one integer, not {stated!r:.200}; if it is something "
+            "else, rename it"
+        )
     if read is None and batch is _in_hand[0]:
         read = _in_hand[1]
     if read is not None:
         return read
     found = set(_sizes(batch))
     return found.pop() if len(found) == 1 else None
-
-
-def _stated(number: Any) -> int:
-    scalar = number.item() if isinstance(number, torch.Tensor | np.ndarray) and not number.ndim else number
-    if isinstance(scalar, Integral) and not isinstance(scalar, bool):
-        return int(scalar)
-    raise MismatchError(
-        f"num_samples of a batch is its number of samples, one integer, not {number!r:.200}; if it is something else, "
-        "rename it"
-    )
 
 
 def length_of(data: Any) -> int | None:
@@ -187,9 +183,9 @@ def convert(batch: Any, leaf: Callable[[Any], Any]) -> Any:
         for key, value in made.items():
             changed[key] = value
         return changed
-    if values := fields_of(batch):
+    if is_dataclass(batch):
         changed = copy.copy(batch)
-        for name, value in values.items():
+        for name, value in fields_of(batch).items():
             object.__setattr__(changed, name, convert(value, leaf))  # it may be frozen
         return changed
     return batch
@@ -201,10 +197,6 @@ def convert(batch: Any, leaf: Callable[[Any], Any]) -> Any:
 def run_folder(trainer: Any) -> str | None:
     """Return the folder of a trainer's run, OUTPUT_DIR of its config; None if it has no config."""
     return getattr(getattr(trainer, "cfg", None), "OUTPUT_DIR", None)
-
-
-# Names that an error lists at most.
-_MAX_LISTED = 20
 
 
 def unwrap_model(model: Any) -> Any:
@@ -229,7 +221,8 @@ def matches(pattern: str, name: str, module: nn.Module | None = None) -> bool:
         name: the full dotted name.
         module: the submodule with that name, to match its class and base classes; None for a parameter.
     """
-    if module is not None and any(fnmatchcase(cls.__name__, pattern) for cls in _own_classes(module)):
+    classes = () if module is None else type(module).__mro__[:-1]
+    if any(fnmatchcase(cls.__name__, pattern) for cls in classes if cls is not nn.Module):
         return True
     parts, wanted = name.split("."), pattern.split(".")
     return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
@@ -246,16 +239,9 @@ def matching_parameters(model: nn.Module, pattern: str) -> dict[str, nn.Paramete
 
 
 def describe_no_match(model: nn.Module, pattern: str, more: Sequence[str] = ()) -> str:
-    """Return the error text for a pattern that matches nothing in a model.
-
-    Args:
-        model: the model.
-        pattern: the pattern.
-        more: names that could also have matched, of parameters for example.
-    """
+    """Return the error text for a pattern that matches nothing in a model, nor any of ``more`` names."""
     modules = {name: type(child).__name__ for name, child in model.named_modules() if name}
-    classes = sorted(set(modules.values()))
-    names = [name for name in modules if name.count(".") <= 1]
+    classes, names = sorted(set(modules.values())), [name for name in modules if name.count(".") <= 1]
     return (
         f"{type(model).__name__} has no submodule and no class that matches {pattern!r}"
         f"{suggest(pattern, [*modules, *classes, *more]) or '.'} "
@@ -268,15 +254,9 @@ def _plain(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
-def _own_classes(module: nn.Module) -> list[type]:
-    """Return the module's class and its bases, up to and without ``nn.Module``."""
-    classes = type(module).__mro__
-    return list(classes[: classes.index(nn.Module)]) if nn.Module in classes else list(classes)
-
-
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return (", ".join(names[:_MAX_LISTED]) or "none") + more
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return (", ".join(names[:20]) or "none") + more
 
 
 def optimizers_of(optimizer: Any) -> list[Any]:

@@ -318,7 +318,7 @@ class LRScheduler(HookBase):
                 f"LRScheduler: metric={self._metric!r} does not fit {type(scheduler).__name__}: only ReduceLROnPlateau "
                 'takes a metric, and it needs one, such as "digits_test/loss" (in a config SOLVER.LR_SCHEDULER_METRIC)'
             )
-        if self._metric not in self.trainer.storage.latest():  # a new run, not a resumed one
+        if self._metric and self._metric not in self.trainer.storage.latest():  # a new run, not a resumed one
             self._metric_iter = None
 
     def set_max_iter(self, max_iter: int) -> None:

@@ -1,5 +1,6 @@
 """TensorBoard event files."""
 
+import glob
 import io
 import os
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ class TensorboardXWriter(MediaWriter):
 
     _kwargs: dict[str, Any] | None = None  # None: a subclass made _writer itself
     _is_placed = True
+    _events: "_EventFile | None" = None
 
     def __init__(
         self,
@@ -59,10 +61,13 @@ class TensorboardXWriter(MediaWriter):
             raise AttributeError(f"{type(self).__name__} has no _writer: call super().__init__(log_dir), or set it")
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
+        before = _event_files(self.path)
         writer = SummaryWriter(**self._kwargs)
         # Only the first file of a run has this: in a file opened after close() it would hide this run's own points.
         self._kwargs.pop("purge_step", None)
-        _write_without_thread(writer)
+        if new := _event_files(self.path) - before:  # none in a folder that is not local
+            writer.file_writer.event_writer.close()  # writes what it has, such as purge_step
+            self._events = writer.file_writer.event_writer = _EventFile(new.pop())
         return writer
 
     def resume(self, start_iter: int) -> None:
@@ -108,11 +113,8 @@ class TensorboardXWriter(MediaWriter):
             self._writer.flush()  # after an OSError the events wait for the next flush
 
     def sync(self) -> None:
-        if "_writer" in self.__dict__:
-            self._writer.flush()
-            events = getattr(getattr(self._writer, "file_writer", None), "event_writer", None)
-            if isinstance(file := getattr(events, "_async_writer", None), _EventFile):
-                file.sync()
+        if self._events is not None:
+            self._events.sync()
 
     def close(self) -> None:
         writer = self.__dict__.get("_writer")
@@ -123,7 +125,7 @@ class TensorboardXWriter(MediaWriter):
 
 
 class _EventFile(AppendFile):
-    """Replaces the thread of tensorboard's ``EventFileWriter``, which opens and closes the file for each event.
+    """Has the methods of tensorboard's ``EventFileWriter``, whose thread opens and closes the file for each event.
 
     Events are collected in memory, and :meth:`flush` appends them to the file, all or none.
 
@@ -138,12 +140,15 @@ class _EventFile(AppendFile):
         self._buffer = io.BytesIO()
         self._records = RecordWriter(self._buffer)
 
-    def write(self, data: bytes | str) -> None:
-        self._records.write(data)
+    def add_event(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
+
+    def get_logdir(self) -> str:
+        return os.path.dirname(self.path)
 
     def flush(self) -> None:
         if self._buffer.tell():
-            super().write(self._buffer.getvalue())
+            self.write(self._buffer.getvalue())
             self._buffer.seek(0)
             self._buffer.truncate()
 
@@ -152,13 +157,9 @@ class _EventFile(AppendFile):
         super().sync()
 
 
-def _write_without_thread(writer: Any) -> None:
-    """Make a SummaryWriter write without its thread. Does nothing if its file is not local."""
-    event_writer = writer.file_writer.event_writer
-    path = getattr(event_writer, "_file_name", "")
-    if os.path.isfile(path):
-        event_writer.close()  # writes what it has, such as purge_step
-        event_writer._async_writer = _EventFile(path)
+def _event_files(folder: str) -> set[str]:
+    """Return the event files of this process in a folder."""
+    return {*glob.glob(os.path.join(glob.escape(folder), f"events.out.tfevents.*.{os.getpid()}.*"))}
 
 
 def plain(value: Any) -> Any:
