@@ -270,7 +270,7 @@ class ModelAdapter:
             raise_clearer(error, batch)
             raise
         _check_output(output)
-        if call.step is not None:
+        if call.step is not None or (type(output) is Tensor and not self.output_mapping):
             return output, output
         return self.predictions(output if self.output_mapping else without_cache(output, unwrap_model(model))), output
 

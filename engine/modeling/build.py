@@ -207,10 +207,12 @@ def check_model(cfg: CfgNode) -> None:
     model = cfg.MODEL
     resolve_device(model.DEVICE)
     for slot, key in ((MODEL_SLOT, "INPUT_MAPPING"), (LOSS_SLOT, "OUTPUT_MAPPING")):
-        _check_mapping(f"MODEL.{key}", model[key])
-        for target in slot.check(cfg):
-            label = getattr(target, "__name__", "")  # a functools.partial has none
-            check_names(f"MODEL.{key}", label, _forward_parameters(target), model[key].values())
+        targets = slot.check(cfg)
+        if model[key]:
+            _check_mapping(f"MODEL.{key}", model[key])
+            for target in targets:
+                label = getattr(target, "__name__", "")  # a functools.partial has none
+                check_names(f"MODEL.{key}", label, _forward_parameters(target), model[key].values())
     InputRule(model.INPUTS, model.INPUT_MAPPING, model.TARGET)  # raises if they do not fit together
     for key, patterns in (
         ("ACTIVATION_CHECKPOINTING", model.ACTIVATION_CHECKPOINTING),
@@ -219,7 +221,8 @@ def check_model(cfg: CfgNode) -> None:
         for pattern in patterns:
             if not isinstance(pattern, str):
                 raise ConfigError(f"MODEL.{key}: expected names of submodules, got {pattern!r}")
-    check_compile("MODEL.COMPILE.ARGS", model.COMPILE.ARGS)
+    if model.COMPILE.ARGS:
+        check_compile("MODEL.COMPILE.ARGS", model.COMPILE.ARGS)
 
 
 def _check_mapping(key: str, mapping: CfgNode) -> None:

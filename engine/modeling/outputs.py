@@ -149,6 +149,8 @@ def predictions_of(output: Any, ignore: Container[str] = ()) -> Any:
         output: a model's output.
         ignore: names of further parts to leave out.
     """
+    if isinstance(output, Tensor):
+        return output
     rest = without_loss(output)
     if ignore and (entries := entries_of(rest)) is not None:
         rest = {name: value for name, value in entries.items() if name not in ignore}

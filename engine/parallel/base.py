@@ -379,7 +379,9 @@ def build_wrapped(build: Callable[[], nn.Module], strategy: Strategy, device: to
     Raises:
         ConfigError: ``init`` is "meta", and a module cannot be built in this way.
     """
-    if strategy.init == "meta" and strategy.shards_weights and comm.get_world_size() > 1:
+    if comm.get_world_size() == 1:
+        return strategy.wrap(build(), device)
+    if strategy.init == "meta" and strategy.shards_weights:
         from .meta_init import build_on_meta
 
         return build_on_meta(build, strategy, device)

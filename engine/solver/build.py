@@ -125,7 +125,8 @@ def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | N
     )
     if not groups:
         raise NothingToTrainError(f"MODEL.NAME: {type(model).__name__} has no parameter that requires a gradient")
-    groups = apply_param_rules(cfg, model, groups)
+    if solver.PARAM_GROUPS:
+        groups = apply_param_rules(cfg, model, groups)
     if only is not None:
         groups = [{**group, "params": [p for p in group["params"] if p in only]} for group in groups]
         groups = [group for group in groups if group["params"]]
@@ -182,8 +183,10 @@ def check_solver(cfg: CfgNode) -> None:
     Raises:
         ConfigError: the first problem found.
     """
-    parts: Mapping[str, CfgNode] = {f"SOLVER.OPTIMIZERS.{name}": part for name, part in solver_parts(cfg).items()}
-    for key, part in (parts or {"": cfg}).items():
+    parts: Mapping[str, CfgNode] = {"": cfg}
+    if cfg.SOLVER.OPTIMIZERS:
+        parts = {f"SOLVER.OPTIMIZERS.{name}": part for name, part in solver_parts(cfg).items()}
+    for key, part in parts.items():
         with errors_at(key) if key else nullcontext():
             check_param_rules(part)
             if OPTIMIZER_SLOT.is_named(part):

@@ -129,9 +129,9 @@ class ClipBeforeStep:
 
 def clip_hooks(optimizer: Any) -> list[ClipBeforeStep]:
     """Return the hooks by which an optimizer, or each of several, clips in its ``step``."""
-    hooks = (
-        hook for one in optimizers_of(optimizer) for hook in getattr(one, "_optimizer_step_pre_hooks", {}).values()
-    )
+    hooks: list[Any] = []
+    for one in optimizers_of(optimizer):
+        hooks += getattr(one, "_optimizer_step_pre_hooks", {}).values()
     return [hook for hook in hooks if isinstance(hook, ClipBeforeStep)]
 
 

@@ -176,11 +176,8 @@ def apply_param_rules(cfg: CfgNode, model: nn.Module, groups: list[dict[str, Any
     Raises:
         ConfigError: a rule is malformed or matches nothing.
     """
-    rules = check_param_rules(cfg)
-    if not rules:
-        return groups
     settings: dict[nn.Parameter, dict[str, Any]] = {}
-    for i, rule in enumerate(rules):
+    for i, rule in enumerate(check_param_rules(cfg)):
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in rule.ARGS.items()}
         values |= {name.lower(): number for name, number in rule.numbers().items()}
         for parameter in _matching(model, rule, f"SOLVER.PARAM_GROUPS[{i}]"):
