@@ -262,7 +262,7 @@ _C.CHECKPOINT = CN()
 # Write checkpoints in the background. A step waits only for a copy of the state, which needs as much free host memory.
 _C.CHECKPOINT.ASYNC = False
 # Leave out the parameters that are frozen from the start: MODEL.WEIGHTS, or the model's constructor, gives them again.
-# A digest of them is checked when a checkpoint is loaded.
+# Sums of their bits are checked when a checkpoint is loaded.
 _C.CHECKPOINT.TRAINABLE_ONLY = False
 # If a file of the run cannot be written, after one retry: "stop" with an error, or "continue" training. The next
 # checkpoint is then tried when it is due; rows of metrics are kept in memory until the next write.
