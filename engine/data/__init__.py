@@ -1,6 +1,7 @@
 """Data sets, samplers and loaders."""
 
 from .batch_sampler import GlobalBatchSampler, PlacedBatch
+from .batches import COLLATE_REGISTRY, pad_collate, trivial_batch_collator
 from .build import build_batch_data_loader, build_test_loader, build_train_loader, worker_init_reset_seed
 from .datasets import (
     DATASET_REGISTRY,
@@ -13,7 +14,7 @@ from .datasets import (
 )
 from .epoch_iterator import EpochIterator
 from .files import TRANSFORM_REGISTRY, ImageFolder, Tokens
-from .loader import COLLATE_REGISTRY, SeededLoader, move_to_device, pad_collate, trivial_batch_collator
+from .loader import SeededLoader, move_to_device
 from .mixing import MixedSampler, TokenBatchSampler, WeightedSampler
 from .samplers import (
     SAMPLER_REGISTRY,

@@ -19,8 +19,9 @@ from ...hooks.control.interruption import leave_signals_to_parent
 from .. import comm
 from ..modeling.build import resolve_device
 from .batch_sampler import GlobalBatchSampler
+from .batches import COLLATE_REGISTRY, trivial_batch_collator
 from .datasets import TEST_SLOT, TRAIN_SLOT, ArrayDataset, AspectRatioGroupedDataset, MapDataset, get_dataset
-from .loader import COLLATE_REGISTRY, LimitedLoader, SeededLoader, trivial_batch_collator
+from .loader import LimitedLoader, SeededLoader
 from .mixing import MixedSampler, TokenBatchSampler
 from .samplers import SAMPLER_REGISTRY, InferenceSampler, TrainingSampler, seeded_generator
 from .seeding import is_deterministic, own_collate_fn

@@ -9,6 +9,7 @@ from typing import Any
 from ...hooks.common import length_of, preserve_rng
 from .. import comm
 from .batch_sampler import GlobalBatchSampler, PlacedBatch, has_state, takes_start
+from .batches import split_batch
 from .loader import (
     Collated,
     LimitedLoader,
@@ -17,7 +18,6 @@ from .loader import (
     ended_early,
     exact_length,
     iterate,
-    split_batch,
 )
 from .stream import SplitLoader, StreamLoader
 

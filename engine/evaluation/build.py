@@ -15,7 +15,7 @@ from ...config.errors import MismatchError
 from ...config.signatures import is_function_of_two, parameters_of
 from ...hooks.common import samples_in
 from ...hooks.evaluation import flatten_names
-from ..data.loader import batch_size_of
+from ..data.batches import batch_size_of
 from ..modeling.adapters import ModelAdapter
 from ..modeling.clear_errors import describe, raise_clearer
 from ..modeling.outputs import predictions_of

@@ -21,7 +21,7 @@ from ...config.files.atomic import replace_file, temporary_path
 from ...config.values import one_of
 from ...hooks.common import class_names_of, fields_of
 from .. import comm
-from ..data.loader import batch_size_of
+from ..data.batches import batch_size_of
 from ..modeling.adapters import ModelAdapter
 from ..modeling.outputs import entries_of, without_loss
 

@@ -10,8 +10,9 @@ from torch.utils.data import BatchSampler, IterableDataset
 from ...config.errors import MismatchError
 from ...hooks.common import in_double, local_part
 from .. import comm
+from ..data.batches import batch_size_of
 from ..data.epoch_iterator import EpochIterator
-from ..data.loader import batch_size_of, collates
+from ..data.loader import collates
 
 __all__ = ["LossWeights", "forward_backward_weighted"]
 

@@ -11,9 +11,9 @@ from hookline.config.components import Slot
 from hookline.config.duration import FORMS, LENGTH_FORMS, TIME_FORMS
 from hookline.config.signatures import parameters_of
 from hookline.config.values import OneOf
+from hookline.engine.data.batches import COLLATE_REGISTRY
 from hookline.engine.data.build import SAMPLER_SLOT
 from hookline.engine.data.datasets import TEST_SLOT, TRAIN_SLOT
-from hookline.engine.data.loader import COLLATE_REGISTRY
 from hookline.engine.evaluation.build import EVALUATOR_SLOT, METRICS_SLOT
 from hookline.engine.modeling.build import LOSS_SLOT, MODEL_SLOT
 from hookline.engine.parallel.base import STRATEGY_SLOT

@@ -28,8 +28,9 @@ from hookline.engine.data import (
     move_to_device,
     pad_collate,
 )
+from hookline.engine.data.batches import batch_size_of, split_batch
 from hookline.engine.data.build import check_data
-from hookline.engine.data.loader import batch_size_of, split_batch, whole_pass
+from hookline.engine.data.loader import whole_pass
 
 
 @DATASET_REGISTRY.register()
