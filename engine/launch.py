@@ -19,7 +19,7 @@ import hookline
 from ..command_line import handling_signals
 from ..config import CfgNode, ConfigError
 from ..config.errors import error_text
-from ..hooks.control.interruption import EXIT_AGAIN, EXIT_INTERRUPTED
+from ..hooks.control.interruption import EXIT_INTERRUPTED, EXIT_RESUMABLE
 from . import comm
 from .ranks.process import GRACE, Failure, ends_without_answer, run_local_ranks, run_rank, watch_parent
 
@@ -306,4 +306,4 @@ def config_errors_exit() -> Iterator[None]:
 def _start_again(number: int, frame: FrameType | None) -> NoReturn:
     name = signal.Signals(number).name
     os.write(2, f"{name}: saved checkpoints are intact; start again, with --resume if training had begun\n".encode())
-    raise SystemExit(EXIT_AGAIN)
+    raise SystemExit(EXIT_RESUMABLE)

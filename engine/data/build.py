@@ -15,7 +15,6 @@ from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, I
 from ...config import CfgNode, ConfigError, component, get_cfg, name_of
 from ...config.components import Slot
 from ...hooks.common import length_of
-from ...hooks.control.interruption import leave_signals_to_parent
 from .. import comm
 from ..modeling.build import resolve_device
 from .batch_sampler import GlobalBatchSampler
@@ -307,9 +306,8 @@ def build_batch_data_loader(
 def worker_init_reset_seed(worker_id: int) -> None:
     """Seed python, numpy and torch in a loader worker, with a different seed in each worker.
 
-    For your own loaders. The worker also leaves signals to the training process.
+    For your own loaders.
     """
-    leave_signals_to_parent()
     seed = torch.initial_seed() % 2**31
     random.seed(seed)
     np.random.seed(seed)

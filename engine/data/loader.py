@@ -1,21 +1,26 @@
 """Read batches of map-style data sets: seeded by sample, with errors that name the sample, also in workers."""
 
 import copy
+import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
+from multiprocessing.util import Finalize
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, default_collate
+from torch.utils.data._utils.signal_handling import _remove_worker_pids
 
 from ...config import ConfigError
 from ...config.errors import MismatchError
 from ...hooks.common import convert, length_of
-from ...hooks.control.interruption import STOP_SIGNALS, announce_exit_to_workers, leave_signals_to_parent
+from ...hooks.control.interruption import STOP_SIGNALS
 from .batch_sampler import PlacedBatch
 from .batches import cut, present
 from .datasets import MapDataset
@@ -28,19 +33,21 @@ _MAX_LISTED = 8
 # The queues of each iterator. An error keeps an iterator in a reference cycle. When the garbage collector frees both
 # together, it closes the queues first, and the iterator waits 5 s for each worker that it can no longer tell to end.
 _queues: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+# The process that kills its workers when it exits. A fork does not inherit what its parent has registered.
+_killer = 0
 
 
 class WorkerLoader(DataLoader[Any]):
-    """A DataLoader whose workers leave signals to the training process.
+    """A DataLoader whose workers ignore signals: the training process decides when they end.
 
-    Until ``worker_init_fn`` runs, SIGTERM would end a worker. Workers therefore start with the signals blocked, and
-    unblock them after setting the handlers of :func:`leave_signals_to_parent`.
+    Schedulers and terminals send signals to all processes of a job. If a worker ended, the step that is being finished
+    would fail. Until ``worker_init_fn`` runs, a signal would end a worker, so workers start with the signals blocked.
     """
 
     def __iter__(self) -> Any:
+        global _killer
         if not self.num_workers or getattr(self, "_iterator", None) is not None:  # persistent workers are running
             return super().__iter__()
-        announce_exit_to_workers()
         can_block = hasattr(signal, "pthread_sigmask")  # not on Windows
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS) if can_block else []
         try:
@@ -51,12 +58,44 @@ class WorkerLoader(DataLoader[Any]):
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
         _queues[batches] = [*batches._index_queues, batches._worker_result_queue]
         for worker in batches._workers:
-            worker.terminate = worker.kill  # the last resort of the loader; the workers defer SIGTERM
+            worker.terminate = worker.kill  # the last resort of the loader
+        if _killer != os.getpid():
+            _killer = os.getpid()
+            # Before multiprocessing sends SIGTERM to the processes that are left, and waits for them.
+            Finalize(None, _kill_workers, exitpriority=100)
         return batches
 
 
+def _kill_workers() -> None:
+    alive = {*multiprocessing.active_children()}
+    for batches in list(_queues):
+        if workers := alive.intersection(batches._workers):
+            batches._worker_pids_set = False
+            _remove_worker_pids(id(batches))  # otherwise torch reports an error for each
+            for worker in workers:
+                worker.kill()
+
+
+def ignore_signals() -> None:
+    """Make this process ignore SIGINT, SIGTERM and SIGUSR1, and exit when its parent ends, however that ends.
+
+    torch's own check of the parent starts later in a worker, and may miss that.
+    """
+
+    def exit_with_parent() -> None:
+        parent.join()  # type: ignore[union-attr]
+        os._exit(0)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)  # a program that the data set starts would inherit SIG_IGN
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=exit_with_parent, name="hookline-parent", daemon=True).start()
+
+
 def _begin_worker(then: Callable[[int], Any] | None, worker_id: int) -> None:
-    leave_signals_to_parent()
+    ignore_signals()
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     if then is not None:

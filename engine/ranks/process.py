@@ -34,7 +34,7 @@ from torch.multiprocessing.spawn import ProcessException
 
 from ...command_line import handling_signals
 from ...config import ConfigError
-from ...hooks.control.interruption import EXIT_AGAIN, EXIT_INTERRUPTED
+from ...hooks.control.interruption import EXIT_INTERRUPTED, EXIT_RESUMABLE
 from .. import comm
 
 __all__ = ["GRACE", "Failure", "ends_without_answer", "run_local_ranks", "run_rank", "watch_parent"]
@@ -49,7 +49,7 @@ them. Most end earlier by themselves."""
 _METHOD = "spawn"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # Exit codes that are not failures: done, stopped to be resumed, interrupted.
-_CLEAN = (0, EXIT_AGAIN, EXIT_INTERRUPTED)
+_CLEAN = (0, EXIT_RESUMABLE, EXIT_INTERRUPTED)
 
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl()
 
@@ -133,7 +133,7 @@ def run_local_ranks(
             codes = [process.exitcode for process in context.processes]
             if stopped := [number for number in received if -number in codes]:  # ranks had no signal handlers yet
                 again = stopped[0] in (signal.SIGTERM, signal.SIGUSR1)
-                raise SystemExit(EXIT_AGAIN if again else 128 + stopped[0]) from None
+                raise SystemExit(EXIT_RESUMABLE if again else 128 + stopped[0]) from None
             first = Failure.first(store) or Failure(ranks[error.error_index], "error", str(error))
             raise first.exception() from None
     if code := max(process.exitcode for process in context.processes):

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...hooks.base import HookBase
 from ...hooks.common import local_part, unwrap_model
-from ...hooks.control.interruption import EXIT_AGAIN
+from ...hooks.control.interruption import EXIT_RESUMABLE
 
 __all__ = ["StepRecorder"]
 
@@ -77,7 +77,7 @@ class StepRecorder(HookBase):
     def after_step(self) -> None:
         if self.trainer.iter == self._iteration:
             self._end()
-            self.trainer.request_stop("the step was replayed", exit_code=EXIT_AGAIN)
+            self.trainer.request_stop("the step was replayed", exit_code=EXIT_RESUMABLE)
 
     def on_exception(self, error: BaseException) -> None:
         if self.trainer.iter == self._iteration:

@@ -3,8 +3,6 @@
 import atexit
 import contextlib
 import logging
-import mmap
-import multiprocessing.util
 import os
 import signal
 import sys
@@ -18,21 +16,19 @@ from ...config import ConfigError, Duration
 from ..base import HOOK_REGISTRY, HookBase
 
 __all__ = [
-    "EXIT_AGAIN",
     "EXIT_INTERRUPTED",
+    "EXIT_RESUMABLE",
     "STOP_SIGNALS",
     "SignalHandler",
     "StopSignals",
     "TimeLimit",
-    "announce_exit_to_workers",
     "in_notebook",
     "is_session",
-    "leave_signals_to_parent",
 ]
 
 logger = logging.getLogger(__name__)
 
-EXIT_AGAIN = 75
+EXIT_RESUMABLE = 75
 """Exit code of an interrupted run, to be restarted with ``--resume`` (EX_TEMPFAIL)."""
 EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as in shells."""
@@ -70,7 +66,6 @@ class StopSignals:
         """Install the signal handlers."""
         self.reason, self.exit_code = "", 0
         self._process = os.getpid()
-        announce_exit_to_workers()
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
                 self._before[number] = signal.signal(number, self._handle)
@@ -106,64 +101,10 @@ class StopSignals:
             _write_line(f"{name}: stopping after this step")
         if self.reason:
             return
-        self.exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_AGAIN
+        self.exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_RESUMABLE
         self.reason = f"{INTERRUPTED_BY} {name}"
         if self._then is not None:
             self._then(self.reason, self.exit_code)
-
-
-def leave_signals_to_parent(worker_id: int = 0) -> None:
-    """Make a data loader's worker ignore signals. The training process decides when to end.
-
-    Call it first in each worker; it can be a ``worker_init_fn``. Schedulers and terminals send signals to all processes
-    of a job. If a worker ended at once, the step that is being finished would fail. After SIGTERM a worker stays for a
-    minute, or until the program exits. If the training process is killed, the worker exits too: torch's own check
-    starts later and may miss that.
-
-    Args:
-        worker_id: not used.
-    """
-
-    def exit_now(*_: object) -> None:
-        os._exit(0)  # torch reports an error for a worker that a signal has ended
-
-    def exit_in_a_minute(*_: object) -> None:
-        if _exiting[0] or not hasattr(signal, "alarm"):
-            exit_now()
-        signal.alarm(60)
-
-    def exit_with_parent() -> None:
-        parent.join()  # type: ignore[union-attr]
-        exit_now()
-
-    for number in STOP_SIGNALS:
-        # SIGTERM is not ignored, since a loader also sends it to a worker that hangs.
-        signal.signal(number, exit_in_a_minute if number == signal.SIGTERM else signal.SIG_IGN)
-    if hasattr(signal, "SIGALRM"):
-        signal.signal(signal.SIGALRM, exit_now)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=exit_with_parent, name="hookline-parent", daemon=True).start()
-
-
-# One byte that the process _announcing shares with the workers it forks: whether it is about to exit.
-_exiting = mmap.mmap(-1, 1)
-_announcing = 0
-
-
-def announce_exit_to_workers() -> None:
-    """Make this process announce its exit to the loader workers that it starts from now on.
-
-    Call it before workers are started: a fork does not inherit the finalizer of its parent.
-    """
-    global _exiting, _announcing
-    if _announcing != os.getpid():
-        _announcing, _exiting = os.getpid(), mmap.mmap(-1, 1)
-        # A high priority, so that it runs before multiprocessing terminates its workers.
-        multiprocessing.util.Finalize(None, _exiting.write_byte, args=(1,), exitpriority=100)
-
-
-announce_exit_to_workers()
 
 
 def is_session() -> bool:
@@ -276,7 +217,7 @@ class TimeLimit(HookBase):
             self._longest_step = max(self._longest_step, now - self._last)
         self._last = now
         if now + self._longest_step + self._longest_save > self._end:
-            self.trainer.request_stop(f"the time limit of {self.limit} is near", EXIT_AGAIN)
+            self.trainer.request_stop(f"the time limit of {self.limit} is near", EXIT_RESUMABLE)
 
     def before_save(self, path: str) -> None:
         self._save_start = time.monotonic()

@@ -220,7 +220,6 @@ def fork_ranks() -> None:
     import torch
 
     from hookline.engine.ranks import process
-    from hookline.hooks.control.interruption import announce_exit_to_workers
 
     start, child = process.start_processes, process._child
     # A fork while the store's thread accepts a connection would copy a lock that is held. So no rank connects before
@@ -234,7 +233,6 @@ def fork_ranks() -> None:
 
     def forked_child(*args: Any) -> None:
         torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
-        announce_exit_to_workers()  # a fork does not inherit what the import has registered
         forked.wait()
         for number in process._SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # a fork has the launcher's handlers

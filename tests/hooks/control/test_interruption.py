@@ -10,7 +10,7 @@ from hookline.config import ConfigError
 from hookline.engine import TrainerBase
 from hookline.engine.checkpoint import Checkpointer
 from hookline.hooks import CallbackHook, EvalHook, PeriodicCheckpointer, SignalHandler, StopSignals, TimeLimit
-from hookline.hooks.control.interruption import EXIT_AGAIN
+from hookline.hooks.control.interruption import EXIT_RESUMABLE
 
 
 class Counting(TrainerBase):
@@ -86,11 +86,11 @@ def test_a_custom_loop_can_use_stop_signals():
 
 WORKERS = """
 import multiprocessing, os, signal, time
-from hookline.hooks.control.interruption import leave_signals_to_parent
+from hookline.engine.data.loader import ignore_signals
 
 def work():
     time.sleep(0.5)
-    leave_signals_to_parent()
+    ignore_signals()
     time.sleep(100)
 
 multiprocessing.Process(target=work, daemon=True).start()
@@ -182,7 +182,7 @@ def test_training_stops_while_a_step_and_the_margin_still_fit(clock, monkeypatch
     monkeypatch.setattr("hookline.hooks.control.interruption._IMPORTED", clock.now - 4)
     trainer = timed(clock, TimeLimit("10s", **arguments))
     result = trainer.train(0, 100)
-    assert (result.iteration, result.exit_code) == (iteration, EXIT_AGAIN)
+    assert (result.iteration, result.exit_code) == (iteration, EXIT_RESUMABLE)
     assert "10s" in result.reason
     if "since" not in arguments:
         assert trainer.train(iteration, 100).iteration == 2 * iteration
