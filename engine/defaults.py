@@ -16,6 +16,7 @@ from ..config.components import mode_of_result
 from ..hooks.checkpoints.fvcore import checked
 from ..hooks.common import capture_rng
 from ..hooks.control.interruption import INTERRUPTED_BY, StopSignals, is_session
+from ..hooks.evaluation import flatten_names
 from ..hooks.writers.periodic import smoothing_window
 from . import comm
 from .checkpoint import checkpointer_for, unwrap_model
@@ -26,7 +27,9 @@ from .evaluation.evaluator import initialized
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from .modeling.build import attached_to
 from .parallel.base import build_strategy, build_wrapped
-from .resume import changes, lengths
+from .resume import differences
+from .resume.lengths import Lengths, apply_max_iter, loader_length, scale_config
+from .resume.state import load_optimizer
 from .run import Run, begin_run, default_setup
 from .setup.check import HOOK_SLOT, WRITER_SLOT, best_metric, check_watched, overridden_builders
 from .setup.report import log_end, log_start, name_replay, replay_command
@@ -43,6 +46,16 @@ __all__ = ["DefaultTrainer", "default_setup"]
 
 logger = logging.getLogger(__name__)
 
+_NO_STATE = (
+    "The checkpoint holds no state of the trainer: training continues at iteration %d, but the optimizer (if "
+    "the checkpointer does not save it), hooks, data and random numbers start fresh. To save them, build the "
+    "checkpointer with trainer=weakref.proxy(self)"
+)
+_HAS_BEST = (
+    "CHECKPOINT.LOAD_BEST_AT_END: the model has the weights of iteration %d, and training cannot continue with them. "
+    "Make a new trainer, and call resume_or_load(resume=True)"
+)
+
 
 class DefaultTrainer(SimpleTrainer):
     """A :class:`SimpleTrainer` whose parts are built from a config, with the hooks of a usual run.
@@ -54,7 +67,10 @@ class DefaultTrainer(SimpleTrainer):
         cfg: the full config.
 
     Attributes:
-        cfg: the config, with lengths in iterations; ``given``: with lengths as they were given.
+        cfg: the config, with lengths in iterations.
+        lengths: the config with lengths as they were given, and what they are in iterations. None in a subclass that
+            does not call ``__init__``: there the config does not decide.
+        current_run: the run in its folder; None until a subclass that does not call ``__init__`` trains.
         scheduler: the learning-rate scheduler.
         checkpointer: saves and loads model and trainer.
 
@@ -66,29 +82,21 @@ class DefaultTrainer(SimpleTrainer):
     """
 
     # What a subclass that skips __init__ has not set.
-    _record: dict[str, Any] = {}  # what a checkpoint says of the config; empty if the config does not decide
-    _epoch_offset = 0  # see epoch_offset()
-    _weights_of: tuple[Any, Mapping[str, Any]] = None, {}  # the config it was made with, and the keys of weights in it
-    _resolved_epoch: int | None = None  # iterations in an epoch, in the lengths of _resolved
-    _run: Run | None = None
-    _saved_run: Mapping[str, Any] = {}  # the "run" entry of the loaded checkpoint
-    _resume: bool | str | None = None
+    lengths: Lengths | None = None
+    current_run: Run | None = None
+    _resume: bool | str | None = None  # the argument of resume_or_load(); None: it was not called
     _last_eval_results: Mapping[str, Any] = {}
-    _result: TrainResult | None = None  # of the last train()
-    _repeated_stop: str | None = None
-    _rng_at_end: dict[str, Any] | None = None  # the random generators after the last train()
     _length_key = "SOLVER.MAX_ITER"  # where users set the length of a run
     _trainer = property(get_inner, set_inner)
     replay_command = replay_command
 
     def __init__(self, cfg: CfgNode) -> None:
-        self._weights_of = cfg, changes.weights_keys(cfg)
-        cfg, self._run = Run.of(cfg, overridden_builders(type(self), DefaultTrainer))
+        cfg, self.current_run = Run.of(cfg, overridden_builders(type(self), DefaultTrainer))
         device, strategy = resolve_device(cfg.MODEL.DEVICE), build_strategy(cfg)
         comm.set_data_ranks(strategy.data_rank, strategy.data_size)
         if strategy.data_size < comm.get_world_size():  # ranks that share a batch need equal random numbers
             seed_all_rng((cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()) + strategy.data_rank)
-        self.given = cfg = self.auto_scale_workers(cfg, strategy.data_size)
+        cfg = self.auto_scale_workers(cfg, strategy.data_size)
         model = build_wrapped(lambda: initialized(self.build_model(cfg), cfg, self), strategy, device)
         adapter, plain = self.build_adapter(cfg), unwrap_model(model)
         with attached_to(plain, getattr(adapter, "loss", None)):
@@ -96,11 +104,10 @@ class DefaultTrainer(SimpleTrainer):
         data_loader = check_same_length(self.build_train_loader(cfg), "DATASETS.TRAIN")
         if problem and not isinstance(data_loader, NoTrainData):
             raise ConfigError(problem)
-        length = partial(lengths.loader_length, limit=cfg.DATALOADER.ITERS_PER_EPOCH)
-        self._resolved_epoch = length(data_loader)
-        cfg = lengths.resolve_lengths(cfg, self._resolved_epoch)
+        length = partial(loader_length, limit=cfg.DATALOADER.ITERS_PER_EPOCH)
+        self.lengths = Lengths(cfg, length(data_loader))
+        cfg = self.lengths.cfg.clone()
         self.cfg: Config = cfg
-        self._resolved = cfg.clone()  # what the parts are built with; scripts change cfg, or set their own
         super().__init__(
             model,
             data_loader,
@@ -120,8 +127,6 @@ class DefaultTrainer(SimpleTrainer):
         )
         # It sets the rate of the first step, and the hook LRScheduler those of the others.
         self.scheduler = as_list(self.build_lr_scheduler(cfg, self.optimizer), SchedulerList)
-        built = changes.hyperparameters(self.optimizer)
-        self._record = {"config": cfg.dump(), "built": built, **changes.sizes(data_loader)}
         left_out = {"optimizer": self.optimizer} if cfg.CHECKPOINT.TRAINABLE_ONLY else {}
         self.checkpointer = checkpointer_for(
             model,
@@ -134,7 +139,7 @@ class DefaultTrainer(SimpleTrainer):
         self.start_iter = 0
         self.max_iter = cfg.SOLVER.MAX_ITER
         self.register_hooks(self.build_hooks())
-        self._run.create_folder()
+        self.current_run.create_folder()
 
     def resume_or_load(self, resume: "bool | str | os.PathLike[str]" = True) -> None:
         """Load the last checkpoint in OUTPUT_DIR if ``resume`` is True and there is one; otherwise MODEL.WEIGHTS.
@@ -146,11 +151,8 @@ class DefaultTrainer(SimpleTrainer):
         Raises:
             ConfigError: the file does not exist or is corrupt, or the checkpoint does not fit the config.
         """
-        self._saved_run = {}
-        changes.use_present_weights(self)
+        self._use_present_weights()
         self._resume = resume = resume if isinstance(resume, bool) else os.fspath(resume)
-        if resume:
-            changes.use_saved_seed(self, resume)
         model, checkpointer = self.cfg.MODEL, checked(self.checkpointer)
         content = checkpointer.resume_or_load(
             model.WEIGHTS, resume=resume, strict=model.WEIGHTS_STRICT, weights_from=model.WEIGHTS_FROM
@@ -158,12 +160,10 @@ class DefaultTrainer(SimpleTrainer):
         if checkpointer.resumed_from:
             if isinstance(resume, str):
                 self._resume = os.path.abspath(checkpointer.resumed_from)  # the program may change its folder
-            if not self._has_state:
-                self.iter = self.finished_iter = changes.continue_without_state(content)
+            if "trainer" not in checkpointer.checkpointables:
+                self.iter = self.finished_iter = content.get("iteration", -1)
+                logger.warning(_NO_STATE, self.iter + 1)
             self.start_iter = self.finished_iter + 1
-            if self._saved_run:
-                changes.apply_changes(self, self._saved_run)
-            self._rng_at_end = None
             self.emit("after_load", checkpointer.resumed_from)
             if self.start_iter > self.max_iter:
                 key, last = self._length_key, self.max_iter
@@ -171,16 +171,25 @@ class DefaultTrainer(SimpleTrainer):
         elif self.loss_module is not None:
             self.loss_module.load_from(content, strict=False)
         if model.WEIGHTS_OPTIMIZER and not checkpointer.resumed_from:
-            changes.load_optimizer(self.optimizer, self.model, checkpointer.fetch(model.WEIGHTS))
+            load_optimizer(self.optimizer, self.model, checkpointer.fetch(model.WEIGHTS))
         if resume and not checkpointer.resumed_from:
             logger.info("No checkpoint to resume in %s: starting from the beginning", self.cfg.OUTPUT_DIR)
+
+    def _use_present_weights(self) -> None:
+        """Use MODEL.WEIGHTS as the config that the trainer was made with has it now: scripts set it afterwards."""
+        if self.lengths is None or self.current_run is None:
+            return
+        before, now = self.lengths.user_cfg.MODEL, self.current_run.user_cfg.MODEL
+        for key in before:
+            if key.startswith("WEIGHTS") and now[key] != before[key] == self.cfg.MODEL[key]:
+                self.cfg = self.cfg.thawed()
+                self.cfg.MODEL[key] = now[key]
 
     def train(self) -> TrainResult:  # type: ignore[override]
         """Train from ``start_iter`` to ``max_iter``, and check TEST.EXPECTED_RESULTS.
 
-        A second call continues a stopped run where it stopped. A completed run continues only if ``max_iter`` was
-        raised. A resumed run that had ended trains only if MAX_ITER is larger than it was.
-        Otherwise nothing is trained, and the result is that of the earlier run.
+        A second call continues where the first one stopped, as a resume does. Of a complete run nothing is left until
+        ``max_iter`` is raised: nothing is trained or written, and the result is that of the complete run.
 
         Returns:
             How the run ended.
@@ -190,20 +199,32 @@ class DefaultTrainer(SimpleTrainer):
                 (CHECKPOINT.LOAD_BEST_AT_END), with which training cannot continue.
             SystemExit: an expected result was missed; or a signal (Ctrl-C) ended a run outside of a session.
         """
-        end = changes.previous_end(self)
-        if end is not None and end["complete"]:
+        best = self.find_hooks(hooks.BestCheckpointer)
+        if 0 <= self.finished_iter < self.iter:  # not the first train(); a resume leaves iter == finished_iter
+            self.start_iter = self.finished_iter + 1
+        if self.run_complete and self.finished_iter + 1 >= self.max_iter:
             self._take_folder(trains=False)
-            result = changes.previous_result(self, end)
+            done, key = self.finished_iter + 1, self._length_key
+            logger.info("Nothing to train: the run is complete, with %d iterations. To continue, raise %s", done, key)
+            metrics = {name: value for name, (value, _) in self.storage.latest().items()}
+            result = TrainResult("completed", done, metrics)
+            for hook in best:
+                hook.load_best()
         else:
-            changes.continue_training(self)
-            self._repeated_stop = None if end is None or end["reason"] == "completed" else end["reason"]
+            for hook in best:
+                if hook.loaded_iter is not None:
+                    raise ConfigError(_HAS_BEST % hook.loaded_iter)
+            if self.lengths is not None and self.max_iter != self.lengths.cfg.SOLVER.MAX_ITER:
+                apply_max_iter(self)
             result = super().train(self.start_iter, self.max_iter)
-            with StopSignals():  # the run has ended: they have no effect
-                changes.evaluate_best(self, result)
-        self._result = result
+        with StopSignals():  # the run has ended: they have no effect
+            for hook in best:
+                if hook.loaded_iter not in (None, result.iteration):  # the last evaluation was of other weights
+                    logger.info("Evaluating the best weights, of iteration %d", hook.loaded_iter)
+                    result.metrics.update({name: float(value) for name, value in flatten_names(self._test()).items()})
         log_end(self, result)
-        if self._run is not None:
-            self._run.end()
+        if self.current_run is not None:
+            self.current_run.end()
         if self._last_eval_results and result.reason == "completed":  # the same on all ranks
             verify_results(self.cfg, self._last_eval_results)
         if result.exit_code and result.reason.startswith(INTERRUPTED_BY) and not is_session():
@@ -219,41 +240,40 @@ class DefaultTrainer(SimpleTrainer):
         except BaseException:
             self._run_ended()
             raise
-        if self._repeated_stop:
-            self.stop(self._repeated_stop)
 
     def _take_folder(self, trains: bool = True) -> None:
-        if self._run is None:  # a subclass that does not call __init__
-            self._run = Run.take(self.cfg)
-        if self._run is None:
+        if self.current_run is None:  # a subclass that does not call __init__
+            self.current_run = Run.take(self.cfg)
+        if (run := self.current_run) is None:
             return
         loaded = self._resume is not None or self.start_iter > 0 or bool(getattr(self.checkpointer, "resumed_from", ""))
         if not loaded and self.checkpointer.has_checkpoint():
-            check_ignored(self._run.args, "resume")
-        self._run.check_options(self._resume)
-        self._run.begin(self._resume, trains)
+            check_ignored(run.args, "resume")
+        run.check_options(self._resume)
+        again = run.begun
+        run.begin(self._resume, trains)
         if trains:
-            log_start(self)
+            log_start(self, again)
 
     def _first_step_done(self) -> None:
         super()._first_step_done()
-        if self._record and {"build_test_loader", "build_evaluator", "test"}.isdisjoint(
+        if self.lengths is not None and {"build_test_loader", "build_evaluator", "test"}.isdisjoint(
             overridden_builders(type(self), DefaultTrainer)
         ):
             check_watched(self)
 
     def _run_ended(self) -> None:
-        self._rng_at_end = capture_rng()
-        if self._run is not None:
-            self._run.end()
+        self._pending_rng = capture_rng()
+        if self.current_run is not None:
+            self.current_run.end()
 
     def _fail(self, error: BaseException) -> None:
         name_replay(self, error)
         super()._fail(error)
 
     def _length_changed(self) -> None:
-        if self._record:
-            lengths.apply_max_iter(self)
+        if self.lengths is not None:
+            apply_max_iter(self)
         super()._length_changed()
 
     # ------------------------------------------------------------------ parts
@@ -383,6 +403,11 @@ class DefaultTrainer(SimpleTrainer):
         """
         return testing.evaluate(self, max_batches)
 
+    @property
+    def last_eval_results(self) -> Mapping[str, Any]:
+        """The results of the last evaluation of DATASETS.TEST."""
+        return self._last_eval_results  # detectron2's name, which subclasses set
+
     def _test(self) -> Mapping[str, Any]:
         with evaluation_context(self.emit):
             self._last_eval_results = testing.results_of(self, self.cfg)
@@ -394,23 +419,26 @@ class DefaultTrainer(SimpleTrainer):
 
         Batch size and learning rate grow with the number of processes; lengths and periods in iterations shrink.
         """
-        return lengths.scale_config(cfg, num_workers)
+        return scale_config(cfg, num_workers)
 
     def state_dict(self) -> dict[str, Any]:
         """Add to the trainer's state what a resume with another config needs."""
         state = super().state_dict()
         if self._inner is not None:
             state |= self._inner.state_dict(self)
-        return {**state, "run": changes.run_record(self)} if self._record else state
+        return state if self.lengths is None else {**state, "run": differences.run_record(self)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         if self.hooks.running:
             return super().load_state_dict(state_dict)
-        self._saved_run = {} if not self._record else state_dict.get("run", {})
-        self._last_eval_results = self._saved_run.get("results", {})
-        self._result, self._rng_at_end = None, None
-        if self._saved_run:
-            changes.check_changes(self, self._saved_run)
+        run = {} if self.lengths is None else state_dict.get("run", {})
+        self._last_eval_results = run.get("results", {})
+        if run:
+            config, built = CfgNode.load_cfg(run["config"]), differences.settings(self)
+            differences.check_fits(self, run, config)
+            differences.use_saved_seed(self, config)
         super().load_state_dict(state_dict)
         if self._inner is not None:
             self._inner.load_state_dict(self, state_dict)
+        if run:
+            differences.apply_config(self, run, config, built)

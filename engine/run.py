@@ -9,7 +9,6 @@ calls :func:`begin_run`.
 import logging
 import os
 import sys
-import weakref
 from collections.abc import Collection
 from logging.handlers import MemoryHandler
 from typing import Any, ClassVar, Literal
@@ -33,7 +32,7 @@ from .setup.lazy_run import folder_of, lazy_run
 from .setup.logger import LOGGERS, hold_logs, open_logs, release_logs, set_console_level, setup_logger
 from .setup.report import describe_config, describe_environment
 from .setup.script_options import check_fast_dev_run, check_ignored, check_processes, option, shorten
-from .setup.seeds import choose_seed, saved_seed, seed_all_rng, set_seed
+from .setup.seeds import choose_seed, seed_all_rng, set_seed
 
 __all__ = ["Run", "RunKind", "begin_run", "default_setup"]
 
@@ -89,7 +88,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     kind: RunKind = "dry" if options["dry_run"] else "inference" if inference else _training_kind(keys)
     run = Run(keys, kind, options["resume"], text, args)
     run.may_write_nothing = options["eval_only"] and not options["predict"]
-    run.unknown, run.user_cfg = unknown, weakref.ref(cfg)
+    run.unknown, run.user_cfg = unknown, cfg
     run.open(keys)
     run.create_folder()
     Run.opened = run
@@ -138,7 +137,9 @@ class Run:
         may_write_nothing: whether the run also works if the folder is not writable: an evaluation.
         moved: where this run has moved an earlier one; empty if there was none.
         unknown: see :func:`~hookline.engine.setup.check.unknown_parts`.
-        user_cfg: a weak reference to the config that the user passed.
+        user_cfg: the config that the user passed.
+        begun: whether the folder was taken.
+        drew_seed: whether a seed was drawn without knowing whether the run is resumed.
     """
 
     opened: ClassVar["Run | None"] = None
@@ -152,14 +153,13 @@ class Run:
         self.path = os.path.abspath(cfg.OUTPUT_DIR)
         self.may_write_nothing = False
         self.unknown: dict[str, ConfigError] = {}
-        self.user_cfg: Any = weakref.ref(cfg)
+        self.user_cfg: Any = cfg
         self._resume = resume
         self._text = text
-        self._drew_seed = False  # without knowing whether the run is resumed
+        self.drew_seed = self.begun = False
         self._writes = kind != "trial"
         self._lock = FolderLock(self.path)
         self._held: MemoryHandler | None = None  # messages until the log may be opened
-        self._begun = False
         self._last_checkpoint = ""
         self.moved = ""
 
@@ -185,15 +185,17 @@ class Run:
             ConfigError: as for :func:`default_setup`.
         """
         run = cls.take(cfg)
-        if run is None or not (cfg is run.user_cfg() or cfg.dump(sort_keys=False) == run._text):
+        if run is None or not (cfg is run.user_cfg or cfg.dump(sort_keys=False) == run._text):
             check_config(cfg, overridden)
             check_same_config(cfg, {})
             user_cfg, cfg = cfg, cfg.clone()
             run = cls(cfg, _training_kind(cfg))
-            run.user_cfg = weakref.ref(user_cfg)
             run.open(cfg)
-        elif run.unknown:  # the trainer may build these parts itself, or they may be registered by now
-            check_config(cfg, overridden)
+        else:
+            user_cfg = cfg
+            if run.unknown:  # the trainer may build these parts itself, or they may be registered by now
+                check_config(cfg, overridden)
+        run.user_cfg = user_cfg
         if run.kind != "inference":  # begins when the weights are loaded, by begin_run() or test()
             cls.opened = None
         if cfg.DATASETS.TEST and run.kind != "inference" and {"build_evaluator", "test"}.isdisjoint(overridden):
@@ -216,7 +218,7 @@ class Run:
         if self._writes:
             self._writes = comm.on_main_process(self._check_folder)
         if self.kind != "dry" or self._resume:
-            self._drew_seed = cfg.SEED < 0 and self._resume is None
+            self.drew_seed = cfg.SEED < 0 and self._resume is None
             choose_seed(cfg, self._resume or False)
         self._text = self._text or cfg.dump(sort_keys=False)
         for name in LOGGERS:
@@ -275,24 +277,11 @@ class Run:
         if self._writes and self.kind != "dry":
             comm.on_main_process(create)
 
-    def take_saved_seed(self, resume: bool | str) -> int:
-        """Record that the run is resumed, and its seed, if another one was drawn before that was known.
-
-        Args:
-            resume: True, or the path of the checkpoint.
-
-        Returns:
-            The seed; negative if the seed of this run does not change.
-        """
-        self._resume = resume
-        if not self._drew_seed:
-            return -1
-        seed: int = comm.on_main_process(lambda: saved_seed(self.path, resume))
-        if seed >= 0:
-            cfg = CfgNode.load_cfg(self._text)
-            set_seed(cfg, seed)
-            self._text = cfg.dump(sort_keys=False)
-        return seed
+    def use_seed(self, seed: int) -> None:
+        """Write the seed of the resumed run into ``config.yaml``, in place of the one that was drawn."""
+        cfg = CfgNode.load_cfg(self._text)
+        set_seed(cfg, seed)
+        self._text = cfg.dump(sort_keys=False)
 
     # ------------------------------------------------------------------ begin and end
 
@@ -328,7 +317,7 @@ class Run:
         comm.on_main_process(lambda: self._begin_on_main_process(trains))
         if not comm.is_main_process():
             open_logs(self.path, comm.get_rank(), self._held)
-        self._held, self._begun = None, True
+        self._held, self.begun = None, True
 
     def end(self) -> None:
         """Release the folder for other runs. The log stays open for what the program does with the trained model."""
@@ -353,21 +342,21 @@ class Run:
 
     def _take_folder(self, trains: bool) -> None:
         here, last = bool(self._resume), ""
-        if isinstance(self._resume, str) and not self._begun:
+        if isinstance(self._resume, str) and not self.begun:
             folder, last = os.path.split(os.path.realpath(named_checkpoint(self._resume, self.path)))
             here = folder == os.path.realpath(self.path)
-        if (here or self._begun) and self._read("last_checkpoint") != self._last_checkpoint:
+        if (here or self.begun) and self._read("last_checkpoint") != self._last_checkpoint:
             raise ConfigError(
                 f"OUTPUT_DIR: another run has saved checkpoints in {self.path} since this one started or stopped; "
                 "resume this one from its previous_NNN, or train in another folder"
             )
-        if not self._begun:
+        if not self.begun:
             recover(self.path)
             self.moved = "" if here else move_run(self.path)
         open_logs(self.path, 0, self._held)
-        if self.moved and not self._begun:
+        if self.moved and not self.begun:
             logger.info("The earlier run in %s is now in %s", self.path, self.moved)
-        if self._begun or not trains:
+        if self.begun or not trains:
             return
         if here and last:  # from here on the later ones are of a run that was given up
             replace_text(os.path.join(self.path, "last_checkpoint"), last)

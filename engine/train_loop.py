@@ -69,6 +69,7 @@ class TrainerBase:
         hooks: the :class:`~hookline.hooks.hook_list.HookList`.
         requests: what is asked for at the end of this step, on all ranks: "eval", "write", "save".
         ending: whether the loop has ended: ``after_train``, the last metrics and the last checkpoint follow.
+        run_complete: whether all is done, with the last evaluation and checkpoint, here or in the loaded checkpoint.
         comm: the module of rank and collective functions, for hooks.
     """
 
@@ -88,7 +89,6 @@ class TrainerBase:
         self.hooks = HookList(self)
         self.requests: set[Request] = set()
         self._max_iter: int = 0
-        self._has_state = False  # from an earlier train(), or loaded
         self._last_storage: EventStorage | None = None  # of the last train(), or loaded
         self._reset(0)
 
@@ -97,17 +97,14 @@ class TrainerBase:
         self.iter: int = start_iter
         self.start_iter: int = start_iter
         self.finished_iter: int = start_iter - 1
-        self.ending = False
+        self.ending = self.run_complete = False
         self._error: BaseException | None = None
         self._outer_error: BaseException | None = None  # that the caller of the run is handling
         self._loop_end: BaseException | None = None  # raised to end a loop that does not look at stop_requested
         self._stop: StopRequest | None = None
         self._sync: RankSync | None = None  # with other ranks, during training
         self._in_step = False
-        self._longest = self._max_iter  # the largest max_iter of the run
-        self._at_last_save = False  # the checkpoint that is saved now is the final one
         self._state_at_end: Mapping[str, Any] | None = None  # of the storage, at the last step of a stopped run
-        self._loaded_end: Mapping[str, Any] | None = None  # how the run in the loaded checkpoint ended
         self._prepared: dict[Request, int] = {}
         self.requests.clear()
         self._began = time.monotonic()
@@ -235,9 +232,9 @@ class TrainerBase:
             self._call_all("before_write")
             self._call_all("on_write")
             if not failed:
-                self._at_last_save = self._error is None
-                if self._at_last_save:
+                if self._error is None:
                     self._attempt(self.prepare_for, "save")
+                self.run_complete = self.completed
                 self._call_all("on_save")
             self._call_all("after_run")
         finally:
@@ -248,14 +245,13 @@ class TrainerBase:
 
     def _begin(self) -> None:
         """Prepare for the steps from ``start_iter`` to ``max_iter``, in the open storage."""
-        loaded_end = self._loaded_end
-        starts_over = self._has_state and self.start_iter != self.finished_iter + 1
+        starts_over = self.finished_iter >= 0 and self.start_iter != self.finished_iter + 1
         self.storage = get_event_storage()
         if not starts_over and self._last_storage is not None:
             self.storage.load_state_dict(self._last_storage.state_dict())
-        self._last_storage, self._has_state = self.storage, True
+        self._last_storage = self.storage
         self._reset(self.start_iter)
-        self._loaded_end, self._outer_error = loaded_end, sys.exc_info()[1]
+        self._outer_error = sys.exc_info()[1]
         if starts_over:
             for hook in self.hooks.hooks:
                 hook.reset_state()
@@ -368,6 +364,7 @@ class TrainerBase:
         """Record an error. The first one goes to ``on_exception`` and is raised; later ones are added as notes."""
         if isinstance(error, SystemExit) and not error.code:
             error = as_failure(error, self.iter)
+        self.run_complete = False
         if error is self._error:
             return
         if self._error is not None:
@@ -451,7 +448,6 @@ class TrainerBase:
             )
         changed, self._max_iter = value != self._max_iter, value
         if changed and self.hooks.running:
-            self._longest = max(self._longest, value)
             self._length_changed()
 
     def _length_changed(self) -> None:
@@ -470,7 +466,7 @@ class TrainerBase:
 
     @property
     def stopped(self) -> bool:
-        """Whether the run ends early on purpose, for example by early stopping. A resume does not continue it."""
+        """Whether the run ends early on purpose, for example by early stopping."""
         return self._error is None and self._stop is not None and not self._stop.exit_code
 
     @property
@@ -482,17 +478,6 @@ class TrainerBase:
     def failed(self) -> bool:
         """Whether the run ends with an error."""
         return self._error is not None
-
-    def _end(self) -> dict[str, Any] | None:
-        """Return how the run ended; None if it has not, was interrupted or failed.
-
-        ``complete`` is True if the work after the loop, such as the last evaluation, is done too.
-        """
-        done = self.finished_iter + 1
-        if not self.stopped and (self._error is not None or not done >= self.max_iter > 0):
-            return None
-        reason = self.stop_reason if self.stopped else "completed"
-        return {"reason": reason, "iteration": done, "max_iter": self._longest, "complete": self._at_last_save}
 
     # ------------------------------------------------------------------ requests
 
@@ -556,13 +541,14 @@ class TrainerBase:
         """Return the trainer's part of a checkpoint.
 
         ``iteration``: the last finished one; ``hooks``: their states, the schedule's too; ``storage``: windows of
-        metrics; ``end``: how the run ended, if this is its last checkpoint.
+        metrics; ``complete``: see :attr:`run_complete`.
         """
-        hooks = self.hooks.state_dict() or None
-        state: dict[str, Any] = {"iteration": self.finished_iter, "end": self._end(), "hooks": hooks}
+        state: dict[str, Any] = {"iteration": self.finished_iter, "complete": self.run_complete}
+        if hooks := self.hooks.state_dict():
+            state["hooks"] = hooks
         if self.hooks.running:
             state["storage"] = self._state_at_end or self.storage.state_dict()
-        return {name: value for name, value in state.items() if value is not None}
+        return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state. :attr:`iter` becomes the last finished iteration, so training continues at ``iter + 1``.
@@ -577,8 +563,9 @@ class TrainerBase:
             )
             return
         self.iter = self.finished_iter = state_dict["iteration"]
-        self._has_state, self._stop, self._error, self._at_last_save = True, None, None, False
-        self._loaded_end = state_dict.get("end")
+        self._stop = self._error = None
+        end = state_dict.get("end") or {}  # of the version before: how the run ended
+        self.run_complete = state_dict.get("complete", end.get("reason") == "completed" and end["complete"])
         self.hooks.load_state_dict(state_dict.get("hooks", {}))
         vars(self).pop("storage", None)
         self._last_storage = None

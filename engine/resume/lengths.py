@@ -18,6 +18,7 @@ from ..solver.multi_optimizer import as_list, schedulers_of, solver_parts
 from ..solver.schedules import iterations_of, resolve_schedule
 
 __all__ = [
+    "Lengths",
     "apply_lengths",
     "apply_max_iter",
     "check_kept_schedules",
@@ -25,7 +26,6 @@ __all__ = [
     "loader_length",
     "resolve_lengths",
     "scale_config",
-    "set_config",
 ]
 
 logger = logging.getLogger(__name__)
@@ -61,6 +61,38 @@ def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, offset: int = 0) 
             if key in entry or resolved[key] != solver[key]:  # "1ep" may be another number of steps
                 entry[key] = resolved[key]
     return cfg
+
+
+class Lengths:
+    """The config that a DefaultTrainer's parts are built with, where each length is in iterations.
+
+    They are computed again if a resume changes the length of an epoch, or a script or hook ``trainer.max_iter``.
+
+    Args:
+        user_cfg: the config with lengths as they were given.
+        iters_per_epoch: iterations in an epoch when the trainer was built; None if unknown.
+
+    Attributes:
+        offset: see :func:`epoch_offset`.
+        cfg: the config with lengths in iterations. Scripts may change the trainer's own.
+        text: its YAML text, for checkpoints.
+        changed: the given MAX_ITER and the ``max_iter`` that replaced it while the run trained; empty if none did.
+    """
+
+    def __init__(self, user_cfg: CfgNode, iters_per_epoch: int | None) -> None:
+        self.user_cfg = user_cfg
+        self.iters_per_epoch = iters_per_epoch
+        self.offset = 0
+        self.changed: tuple[Any, ...] = ()
+        self.use(self.resolve(user_cfg))
+
+    def use(self, cfg: CfgNode) -> None:
+        """Use a config with lengths in iterations."""
+        self.cfg, self.text = cfg, cfg.dump()
+
+    def resolve(self, cfg: CfgNode) -> CfgNode:
+        """Return a config with lengths in iterations."""
+        return resolve_lengths(cfg, self.iters_per_epoch, self.offset)
 
 
 def scale_config(cfg: CfgNode, num_workers: int) -> CfgNode:
@@ -157,17 +189,11 @@ def epoch_offset(saved: Mapping[str, Any], iteration: int, epoch: int, position:
 
 def apply_max_iter(trainer: Any) -> None:
     """Put a new ``max_iter`` into the config, the schedule and the writers of a DefaultTrainer."""
-    given = trainer.given.thawed()
-    given.SOLVER.MAX_ITER = max(1, trainer.max_iter)
-    trainer._record["length"] = trainer.given.SOLVER.MAX_ITER, given.SOLVER.MAX_ITER
-    apply_lengths(trainer, resolve_lengths(given, trainer._resolved_epoch, trainer._epoch_offset))
-
-
-def set_config(trainer: Any, cfg: CfgNode) -> None:
-    """Give a DefaultTrainer a config with another SOLVER or SEED, which its checkpoints then hold."""
-    trainer._resolved, trainer._record["config"] = cfg, cfg.dump()
-    trainer.cfg = trainer.cfg.thawed()  # a copy: a subclass may have set its own config
-    trainer.cfg.SOLVER, trainer.cfg.SEED = cfg.SOLVER.clone(), cfg.SEED
+    lengths = trainer.lengths
+    cfg = lengths.user_cfg.thawed()
+    cfg.SOLVER.MAX_ITER = max(1, trainer.max_iter)
+    lengths.changed = lengths.user_cfg.SOLVER.MAX_ITER, cfg.SOLVER.MAX_ITER
+    apply_lengths(trainer, lengths.resolve(cfg))
 
 
 def apply_lengths(trainer: Any, cfg: CfgNode) -> None:
@@ -176,19 +202,24 @@ def apply_lengths(trainer: Any, cfg: CfgNode) -> None:
     Raises:
         ConfigError: the run is longer, and another schedule would have to change.
     """
-    former = schedulers_of(trainer.scheduler)
+    former, lengths = schedulers_of(trainer.scheduler), trainer.lengths
     if all(isinstance(one, LRMultiplier) for one in former):
         with warnings.catch_warnings():  # torch warns that no step of the optimizer comes between
             warnings.simplefilter("ignore")
             for one in former:
                 follow_rates(one)
+            rates = [group["lr"] for group in trainer.optimizer.param_groups]
             trainer.scheduler = as_list(trainer.build_lr_scheduler(cfg, trainer.optimizer), SchedulerList)
+        for group, rate in zip(trainer.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate  # a new schedule sets those of its beginning
         for new, old in zip(schedulers_of(trainer.scheduler), former, strict=True):
             new.load_state_dict(old.state_dict())
             new.step(new.last_epoch)
-    elif trainer.max_iter > trainer._resolved.SOLVER.MAX_ITER:
-        check_kept_schedules(trainer, trainer._resolved.SOLVER, cfg.SOLVER)
-    set_config(trainer, cfg)
+    elif trainer.max_iter > lengths.cfg.SOLVER.MAX_ITER:
+        check_kept_schedules(trainer, lengths.cfg.SOLVER, cfg.SOLVER)
+    lengths.use(cfg)
+    trainer.cfg = trainer.cfg.thawed()  # a copy: a subclass may have set its own config
+    trainer.cfg.SOLVER = cfg.SOLVER.clone()
     for hook in trainer.find_hooks(PeriodicWriter):
         hook.set_max_iter(trainer.max_iter)
 
@@ -209,17 +240,18 @@ def check_kept_schedules(trainer: Any, before: CfgNode, now: CfgNode) -> None:
         return
     changed = [key for key in ("BASE_LR", "LR_SCHEDULER_ARGS", "OPTIMIZERS") if before.get(key) != now[key]]
     former = before.MAX_ITER
+    epochs = math.ceil(former / (trainer.lengths.iters_per_epoch or 1))
     if "LR_SCHEDULER_ARGS" in changed and former != now.MAX_ITER:  # the argument may be "end"
         changed.append("MAX_ITER")
     elif trainer.max_iter > former:
-        lengths = {former, math.ceil(former / (trainer._resolved_epoch or 1))}
         names = ("T_max", "total_steps", "total_iters", "t_initial")
-        count = math.ceil(former / (trainer._resolved_epoch or 1)) if now.LR_SCHEDULER_INTERVAL == "epoch" else former
+        count = epochs if now.LR_SCHEDULER_INTERVAL == "epoch" else former
         ends = any(_ends_at(one, count, now) for one in kept if isinstance(one, LambdaLR))
-        if ends or lengths & {getattr(one, name, None) for one in kept for name in names} or len(kept) < len(schedules):
+        built_with = {getattr(one, name, None) for one in kept for name in names}
+        if ends or {former, epochs} & built_with or len(kept) < len(schedules):
             changed.append("MAX_ITER")
     if changed:
-        trainer._max_iter = former
+        trainer.max_iter = former
         raise ConfigError(
             f"{', '.join(f'SOLVER.{key}' for key in changed)}: {', '.join(type(one).__name__ for one in kept)} cannot "
             f"follow another value (the run was to have {former} iterations). Change it back; or use a schedule of "

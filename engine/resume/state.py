@@ -1,15 +1,21 @@
-"""What a trainer's state must have to be resumed, and the random numbers and the data of a rank in it."""
+"""What a trainer's state must have to be resumed, what of it is a rank's, and an optimizer's state for a new run."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from ...config import ConfigError
-from ...hooks.common import check_numbers
+from ...hooks.common import check_numbers, has_shards, optimizers_of
 from .. import comm
+from ..checkpoint.weights import read_checkpoint
 from ..data.epoch_iterator import EpochIterator
 from ..data.stream import SplitLoader
 
-__all__ = ["START_ANEW", "check_complete", "check_optimizer", "data_of_this_rank", "rng_of_this_rank"]
+__all__ = ["START_ANEW", "check_complete", "check_optimizer", "data_of_this_rank", "load_optimizer", "rng_of_this_rank"]
+
+logger = logging.getLogger(__name__)
 
 START_ANEW = "To start from its weights alone, set MODEL.WEIGHTS instead of resuming"
 
@@ -25,9 +31,6 @@ def check_complete(state: Mapping[str, Any]) -> None:
             "the checkpoint cannot be resumed: its run held other weights or optimizer state on each rank, and the "
             f"checkpoint holds rank 0's. {START_ANEW}"
         )
-    end = state.get("end")
-    if end is not None and not (isinstance(end, Mapping) and isinstance(end.get("max_iter"), int | float)):
-        raise ConfigError(f"the checkpoint is corrupt: how its run ended is {end!r}")
     check_numbers(state.get("data", {}), {"epoch": 0, "position": 0}, "the position in the data of the checkpoint")
     if "optimizer" not in state:
         raise ConfigError(
@@ -79,3 +82,38 @@ def data_of_this_rank(state: Mapping[str, Any], batches: EpochIterator) -> dict[
         f"{type(batches.loader).__name__}. Resume on as many, from a checkpoint that all ranks have saved together. "
         f"{START_ANEW}"
     )
+
+
+def load_optimizer(optimizer: Any, model: Any, path: str) -> None:
+    """Load an optimizer's state, such as momentum, from a checkpoint. Learning rates and other settings stay.
+
+    Args:
+        optimizer: the optimizer, or an OptimizerList.
+        model: its model.
+        path: a local checkpoint of a trainer.
+
+    Raises:
+        ConfigError: the file has no state of an optimizer, or one that does not fit.
+    """
+    key = "MODEL.WEIGHTS_OPTIMIZER"
+    if has_shards(model):
+        raise ConfigError(f"{key}: is not supported for sharded models")
+    state = read_checkpoint(path).get("trainer", {}).get("optimizer")
+    if state is None:
+        raise ConfigError(f"{key}: {path} has weights only, and no state of an optimizer")
+    own, saved = optimizers_of(optimizer), state.get("optimizers", [state])
+    if len(own) != len(saved):
+        raise ConfigError(f"{key}: {path} has {len(saved)} optimizers, and this run {len(own)}")
+    for one, other in zip(own, saved, strict=True):
+        settings = [{key: value for key, value in group.items() if key != "params"} for group in one.param_groups]
+        try:
+            one.load_state_dict(other)
+            for parameter, values in one.state.items():
+                shapes = {tuple(value.shape) for value in values.values() if isinstance(value, torch.Tensor)}
+                if shapes - {(), tuple(parameter.shape)}:
+                    raise ValueError(f"it has {shapes} for a parameter of {tuple(parameter.shape)}")
+        except (ValueError, KeyError) as error:
+            raise ConfigError(f"{key}: the optimizer in {path} does not fit {type(one).__name__}: {error}") from error
+        for group, values in zip(one.param_groups, settings, strict=True):
+            group.update(values)
+    logger.info("Loaded the optimizer's state from %s", path)

@@ -85,9 +85,14 @@ def _lengths(trainer: Any) -> str:
     return "\n".join(lines)
 
 
-def log_start(trainer: Any) -> None:
-    """Log data, model and length of a DefaultTrainer's run; its hooks and layers only to log.txt."""
-    if trainer._result is None:  # not in a second train()
+def log_start(trainer: Any, again: bool = False) -> None:
+    """Log data, model and length of a DefaultTrainer's run; its hooks and layers only to log.txt.
+
+    Args:
+        trainer: the trainer.
+        again: its model and data were logged before.
+    """
+    if not again:
         logger.info("Data: %s", _data(trainer))
         model = unwrap_model(trainer.model)
         layers = model_summary(model)
@@ -96,7 +101,8 @@ def log_start(trainer: Any) -> None:
         logger.debug("Hooks: %s", ", ".join(hook_name(hook) for hook in trainer.hooks.hooks))
     length, epochs = trainer.iters_per_epoch, ""
     if length:
-        epochs = f" ({(trainer.max_iter - trainer._epoch_offset) / length:.4g} epochs)"
+        offset = 0 if trainer.lengths is None else trainer.lengths.offset
+        epochs = f" ({(trainer.max_iter - offset) / length:.4g} epochs)"
     data, device = trainer.cfg.DATALOADER, trainer.device or trainer._device_type()
     size = f"at most {data.MAX_TOKENS:,} tokens" if data.MAX_TOKENS else f"{data.BATCH_SIZE} samples"
     logger.info("Training for %d iterations%s, %s each, on %s", trainer.max_iter, epochs, size, device)
@@ -106,9 +112,9 @@ def log_end(trainer: Any, result: TrainResult) -> None:
     """Log the results, the best checkpoint, and how to go on."""
     if not comm.is_main_process():
         return
-    if trainer._last_eval_results:
-        logger.info("Results:\n%s", format_results(trainer._last_eval_results))
-    if trainer._run is None or trainer._run.kind == "trial":
+    if trainer.last_eval_results:
+        logger.info("Results:\n%s", format_results(trainer.last_eval_results))
+    if trainer.current_run is None or trainer.current_run.kind == "trial":
         return
     for hook in trainer.find_hooks("BestCheckpointer")[:1]:
         if hook.best:
@@ -119,19 +125,19 @@ def log_end(trainer: Any, result: TrainResult) -> None:
 
 
 def _next_steps(trainer: Any, result: TrainResult) -> str:
-    cfg, args, longer = trainer.cfg, trainer._run.args, 2 * max(trainer.max_iter, result.iteration)
-    ended, is_command = not result.exit_code, hasattr(args, "opts")
+    cfg, args, longer = trainer.cfg, trainer.current_run.args, 2 * max(trainer.max_iter, result.iteration)
+    complete, is_command = result.reason == "completed", hasattr(args, "opts")
     on = "the same command with --resume" if is_command else "trainer.train()"
-    if not (ended or is_command or is_session()):  # the process ends
+    if not (complete or is_command or is_session()):  # the process ends
         on = "the same script with trainer.train(resume=True), or after trainer.resume_or_load(resume=True)"
-    if ended:
+    if complete:
         on = f"{on} SOLVER.MAX_ITER {longer}" if is_command else f"trainer.max_iter = {longer}; {on}"
     files = [_path(cfg, name) for name in ("model_best.pth", "model_final.pth")]
     weights = f"MODEL.WEIGHTS {shlex.quote(next(filter(os.path.exists, files), ''))}"
     evaluate = f"the same command with --eval-only {weights}" if is_command else "trainer.evaluate()"
     if hasattr(args, "trainer"):
         evaluate = f"hookline eval --config-file {shlex.quote(_path(cfg, 'config.yaml'))} {weights}"
-    steps = f"  {'train longer:' if ended else 'resume:':13} {on}"
+    steps = f"  {'train longer:' if complete else 'resume:':13} {on}"
     return f"{steps}\n  evaluate:     {evaluate}" if cfg.DATASETS.TEST and not evaluate.endswith("''") else steps
 
 
@@ -142,18 +148,18 @@ def _path(cfg: CfgNode, name: str) -> str:
 def name_replay(trainer: Any, error: BaseException) -> None:
     """Add to an error of a step the command that repeats the step, if there is one, or how to go on."""
     iteration = getattr(error, "found_in_step", trainer.iter)  # an error may be found after its step
-    if isinstance(error, ConfigError) and trainer._error is None and trainer.finished_iter >= trainer.start_iter:
+    if isinstance(error, ConfigError) and not trainer.failed and trainer.finished_iter >= trainer.start_iter:
         error.add_note("steps were trained before: when it is mended, continue with --resume, or train(resume=True)")
     of_a_step = isinstance(error, Exception) and not isinstance(error, ConfigError)
-    if trainer._error is None and trainer.finished_iter < trainer.start_iter and getattr(trainer._run, "moved", ""):
-        error.add_note(f"the earlier run in the folder is now in {trainer._run.moved}")
-    if of_a_step and trainer._error is None and (command := trainer.replay_command(iteration)):
+    if not trainer.failed and trainer.finished_iter < trainer.start_iter and getattr(trainer.current_run, "moved", ""):
+        error.add_note(f"the earlier run in the folder is now in {trainer.current_run.moved}")
+    if of_a_step and not trainer.failed and (command := trainer.replay_command(iteration)):
         error.add_note(f"look at this step: {command}")
 
 
 def replay_command(trainer: Any, iteration: int) -> str:
     """Return the command that repeats a step; empty if the run has no such step, or was not started by ``run()``."""
-    args: Any = getattr(trainer._run, "args", None)
+    args: Any = getattr(trainer.current_run, "args", None)
     cfg = trainer.cfg
     if not getattr(args, "handled", False) or iteration >= trainer.max_iter or cfg.FAST_DEV_RUN:
         return ""

@@ -25,7 +25,8 @@ class EarlyStopping(HookBase):
     smoothed one as its median over the last 20 iterations. NaN is not an improvement. Saves best value and count. A
     metric that does not exist is a warning, after the first epoch if nothing is evaluated, or at the end.
 
-    A run that was stopped has ended. ``--resume`` continues it only with a larger MAX_ITER.
+    A run that was stopped stops again at ``--resume`` and in a second ``train()``, before its first step, unless
+    ``patience`` is larger or this hook is gone.
 
     Args:
         metric: the metric's full name, such as ``"digits_test/accuracy"``, or a function of all metrics; see
@@ -80,6 +81,8 @@ class EarlyStopping(HookBase):
     def before_train(self) -> None:
         if self._reset_on_train:
             self.reset_state()
+        if self._is_exhausted:
+            self._stop()
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
         if not has_event_storage():  # an evaluation without training
@@ -122,16 +125,25 @@ class EarlyStopping(HookBase):
                 "EarlyStopping has found no value of %r so far, and cannot stop the run%s", self.metric, hint
             )
 
+    @property
+    def _is_exhausted(self) -> bool:
+        return self.count >= self.patience
+
     def _judge(self, value: float) -> None:
+        if self._is_exhausted:
+            return
         if self._is_better(value):
             self.best, self.count = value, 0
             return
         self.count += 1
-        if self.count >= self.patience:
-            best = "none" if self.best is None else f"{self.best:.5g}"
-            times = "epochs" if self._is_of_training() else "evaluations"
-            # All ranks have the same results.
-            self.trainer.stop(f"early stopping: {self.metric} has not been better than {best} for {self.count} {times}")
+        if self._is_exhausted:
+            self._stop()
+
+    def _stop(self) -> None:
+        best = "none" if self.best is None else f"{self.best:.5g}"
+        times = "epochs" if self._is_of_training() else "evaluations"
+        # All ranks have the same results.
+        self.trainer.stop(f"early stopping: {self.metric} has not been better than {best} for {self.count} {times}")
 
     def _is_better(self, value: float) -> bool:
         if self.best is None:

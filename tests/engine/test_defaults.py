@@ -86,7 +86,7 @@ def assert_same_end(first, second):
     assert rows(first) == rows(second)
     first, second = saved(first), saved(second)
     assert str(first["model"]) == str(second["model"])
-    for part in ("iteration", "optimizer", "rng", "data", "end"):
+    for part in ("iteration", "optimizer", "rng", "data", "complete"):
         assert str(first["trainer"][part]) == str(second["trainer"][part]), part
 
 
@@ -303,7 +303,7 @@ def test_a_trainer_that_sets_the_config_it_got_trains_is_extended_and_resumed_as
     def rates(cls, folder):
         arguments = {} if schedule == "WarmupCosineLR" else {"step_size": 4}
         keys = ("SOLVER.LR_SCHEDULER_NAME", schedule, "SOLVER.LR_SCHEDULER_ARGS", arguments, "SOLVER.WARMUP_ITERS", 0)
-        cfg = make(*keys, folder=folder).given
+        cfg = make(*keys, folder=folder).lengths.user_cfg
         cfg.merge_from_list(["SEED", -1, "SOLVER.MAX_ITER", "1ep"])
         trainer = cls(cfg.clone())
         trainer.train()
@@ -332,7 +332,7 @@ def test_keys_that_are_read_later_have_their_present_value_and_others_that_of_th
 
 def test_weights_that_a_script_names_after_making_the_trainer_are_loaded(make, tmp_path):
     make().train()
-    path, cfg = str(tmp_path / "run" / "model_0000013.pth"), make().given.clone()
+    path, cfg = str(tmp_path / "run" / "model_0000013.pth"), make().lengths.user_cfg.clone()
     cfg.OUTPUT_DIR = str(tmp_path / "second")
     for changed in ("own", "given"):
         trainer = DefaultTrainer(cfg)

@@ -76,10 +76,10 @@ def test_an_object_would_be_changed_so_its_class_is_needed(tmp_path):
     options = {"length": 3, "output_dir": tmp_path / "run", "optimizer": "SGD"}
     made = Trainer(Quadratic(), Ones(), **options)
     with pytest.raises(ConfigError, match=r"pass its class"):
-        find_lr(made.given)
+        find_lr(made.lengths.user_cfg)
     with pytest.raises(ConfigError, match=r"not a Trainer"):
         find_lr(made)
-    assert len(find_lr(Trainer(Quadratic, Ones(), **options).given, num_iter=9).lrs) > 5
+    assert len(find_lr(Trainer(Quadratic, Ones(), **options).lengths.user_cfg, num_iter=9).lrs) > 5
 
 
 def test_groups_keep_the_ratio_of_their_rates(tmp_path):

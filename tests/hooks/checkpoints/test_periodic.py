@@ -127,7 +127,7 @@ def test_an_interrupted_final_evaluation_leaves_a_final_checkpoint_without_the_e
         train(4, 0, hooks=[CallbackHook(after_train=fail)])
     checkpointer = make()[1]
     assert files(checkpointer) == names()
-    assert "end" not in saved(checkpointer, "model_final")["trainer"]  # so a resume repeats the end of the run
+    assert not saved(checkpointer, "model_final")["trainer"]["complete"]  # so a resume repeats the end of the run
 
 
 @pytest.mark.parametrize(("exit_code", "expected"), [(75, names(4, final=False)), (0, names(4))])

@@ -1,10 +1,10 @@
-"""Changes of the config on a resume, and runs that are over."""
+"""Changes of the config on a resume, and runs that have ended."""
 
 import json
 
 import pytest
 import torch
-from small_runs import mlp_config
+from small_runs import load, mlp_config
 
 from hookline.config import ConfigError
 from hookline.engine import DefaultTrainer, seed_all_rng
@@ -95,14 +95,33 @@ def test_each_change_is_logged_and_used(make, log, key, before, now):
     assert trainer.iter == 6 or trainer.train().iteration == 6
 
 
-def test_an_unchanged_config_logs_nothing_and_hyperparameters_changed_by_hooks_are_kept(make, log):
-    first = make()
+class Counts(torch.optim.SGD):
+    """Keeps its count of steps in the groups, as schedule-free optimizers do."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        self.param_groups[0]["k"] = self.param_groups[0].get("k", 0) + 1
+
+
+def test_an_unchanged_config_logs_nothing_and_settings_of_the_optimizer_are_this_runs(make, log):
+    name = ("SOLVER.OPTIMIZER.NAME", f"{__name__}:Counts")
+    first = make(*name)
     first.register_hooks([CallbackHook(after_step=lambda t: t.optimizer.param_groups[0].update(weight_decay=0.7))])
     first.train()
-    second = make(resume=True)
-    assert "Resuming with " not in log.text
-    assert second.optimizer.state_dict()["param_groups"] == first.optimizer.state_dict()["param_groups"]
-    assert make("SOLVER.BASE_LR", 0.5, resume=True).optimizer.param_groups[0]["weight_decay"] == 0.7
+    group = make(*name, resume=True).optimizer.param_groups[0]
+    assert log.text.count("Resuming with ") == 1
+    assert "Resuming with the optimizer's weight_decay = 0.0001 instead of 0.7" in log.text
+    assert (group["k"], group["weight_decay"]) == (4, 0.0001)
+    assert group["lr"] == first.optimizer.param_groups[0]["lr"]
+
+
+def test_a_schedule_that_cycles_the_momentum_keeps_it(make):
+    one_cycle = ["SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:OneCycleLR", "SOLVER.OPTIMIZER.NAME", "AdamW"]
+    one_cycle += ["SOLVER.LR_SCHEDULER_ARGS", {"max_lr": 0.1, "total_steps": 8}, "SOLVER.MAX_ITER", 8]
+    first = make(*one_cycle)
+    stop_at(first, 4)
+    groups = [one.optimizer.state_dict()["param_groups"] for one in (first, make(*one_cycle, resume=True))]
+    assert groups[0] == groups[1]
 
 
 FACTOR = [{"REGEX": "weight", "LR_FACTOR": 0.5}]
@@ -190,7 +209,7 @@ def test_a_continued_run_keeps_the_row_of_its_former_final_evaluation(make, tmp_
     assert [int(line.split(",")[0]) for line in lines] == iterations(tmp_path)
 
 
-# ---------------------------------------------------------------------------- runs that are over
+# ---------------------------------------------------------------------------- runs that have ended
 
 STOPPED = [
     *(*TESTED, "TEST.EVAL_PERIOD", 4, "LOG.PERIOD", 3, "SOLVER.MAX_ITER", 40, "SOLVER.CHECKPOINT_PERIOD", 4),
@@ -204,9 +223,9 @@ def stopping(patience=2):
     return ["HOOKS", [{"NAME": "EarlyStopping", "ARGS": arguments}]]
 
 
-@pytest.mark.parametrize("options", [stopping(), ["CHECKPOINT.LOAD_BEST_AT_END", True, "SOLVER.MAX_ITER", 12]])
-def test_resuming_a_run_that_is_over_returns_its_results_and_writes_nothing(make, tmp_path, log, options):
-    options = [*STOPPED, "CHECKPOINT.BEST.METRIC", "synthetic/accuracy", *options]
+@pytest.mark.parametrize("options", [[], ["CHECKPOINT.LOAD_BEST_AT_END", True]])
+def test_resuming_a_complete_run_returns_its_results_and_writes_nothing(make, tmp_path, log, options):
+    options = [*STOPPED, "CHECKPOINT.BEST.METRIC", "synthetic/accuracy", "SOLVER.MAX_ITER", 12, *options]
     first = make(*options)
     result = first.train()
     assert (result.iteration, result.exit_code) == (12, 0)
@@ -234,20 +253,38 @@ def test_resuming_a_run_that_is_over_returns_its_results_and_writes_nothing(make
 @pytest.mark.parametrize(
     ("changes", "iteration"),
     [
-        (["SOLVER.MAX_ITER", 44], 16),  # until the hook stops it again at the next evaluation
-        (stopping(patience=4), 12),
-        (["HOOKS", []], 12),
-        (["SOLVER.MAX_ITER", 30, "SOLVER.BASE_LR", 0.5], 12),
+        ([], 12),
+        (["SOLVER.MAX_ITER", 44, "SOLVER.BASE_LR", 0.5], 12),
+        (stopping(patience=4), 20),
+        (["HOOKS", []], 40),
     ],
 )
-def test_an_early_stopped_run_continues_only_if_longer(make, changes, iteration):
-    result = stop_at(make(*STOPPED, *stopping()), 11)  # an interruption in its last step changes nothing
+def test_an_early_stopped_run_continues_only_with_more_patience(make, tmp_path, changes, iteration):
+    first = make(*STOPPED, *stopping())
+    result = stop_at(first, 11)  # an interruption in its last step changes nothing
     assert (result.reason.split(":")[0], result.iteration, result.exit_code) == ("early stopping", 12, 0)
-    assert make(*STOPPED, *stopping(), *changes, resume=True).train().iteration == iteration
+    again, before = make(*STOPPED, *stopping(), *changes, resume=True), rows(tmp_path)
+    resumed = again.train()
+    assert resumed.iteration == iteration
+    if iteration == 12:
+        assert (resumed.reason, resumed.exit_code, rows(tmp_path)) == (result.reason, 0, before)
+        assert first.train() == result  # a second train() stops again, too
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_run_killed_after_its_last_step_is_finished_by_a_resume(make, tmp_path, early):
+    options = [*STOPPED, *(stopping() if early else ["SOLVER.MAX_ITER", 12])]
+    whole = make(*options).train()
+    expected = rows(tmp_path)
+    (tmp_path / "model_final.pth").unlink()
+    (tmp_path / "last_checkpoint").write_text("model_0000011.pth")
+    resumed = make(*options, resume=True).train()
+    assert (resumed.reason, resumed.iteration, rows(tmp_path)) == (whole.reason, 12, expected)
+    assert load(tmp_path)["trainer"]["complete"] is not early
 
 
 @pytest.mark.parametrize("event", ["before_train", "before_step", "after_step", "after_eval", "on_save"])
-def test_a_hook_that_sets_iter_to_max_iter_as_in_detectron2_stops_the_run_for_good(make, event):
+def test_a_hook_that_sets_iter_to_max_iter_as_in_detectron2_stops_the_run(make, event):
     def stop(trainer, *args):
         if event == "before_train" or trainer.iter == 7:
             trainer.iter = trainer.max_iter
@@ -258,13 +295,13 @@ def test_a_hook_that_sets_iter_to_max_iter_as_in_detectron2_stops_the_run_for_go
     assert (result.iteration, result.exit_code) == (0 if event == "before_train" else 8, 0)
     assert result.reason == "trainer.iter was set to max_iter"
     if event != "before_train":  # nothing was saved
-        assert make(*STOPPED, resume=True).train() == result
+        assert make(*STOPPED, resume=True).start_iter == 8
 
 
 @pytest.mark.parametrize(
     "place",
     [
-        *("end", "end.max_iter", "data.epoch", "rng.torch", "rng.python", "run.built"),
+        *("data.epoch", "rng.torch", "rng.python"),
         *("optimizer.param_groups.0.betas", "optimizer.param_groups.0.lr", "optimizer.state.0.exp_avg"),
         *("hooks.LRScheduler.last_epoch", "hooks.PeriodicWriter.last_write", "hooks.EarlyStopping.best"),
     ],
