@@ -77,8 +77,8 @@ def replay(
         raise ConfigError(f"{folder}: has files that no replay has written; move them away, the report goes there")
     curves = comm.on_main_process(lambda: curves_of(run))
     start = find_checkpoint(run, iteration)
-    hooks = [*extra_hooks, StepRecorder(iteration)]
-    report, own = replay_step(run, iteration, start, trainer=trainer, cfg=cfg, overrides=overrides, hooks=hooks)
+    options: dict[str, Any] = {"trainer": trainer, "cfg": cfg, "overrides": overrides, "extra_hooks": extra_hooks}
+    report, own = replay_step(run, iteration, start, **options)
     if comm.is_main_process():
         report["compared"] = compare_curves(curves, own, report["first_iteration"], iteration)
         os.makedirs(folder, exist_ok=True)
@@ -94,14 +94,13 @@ def replay_step(
     trainer: type[DefaultTrainer] = DefaultTrainer,
     cfg: CfgNode | None = None,
     overrides: Sequence[Any] = (),
-    hooks: Sequence[HookBase] = (),
+    extra_hooks: Iterable[HookBase] = (),
 ) -> tuple[dict[str, Any], Mapping[str, Curve]]:
     """Run a step again in a scratch folder, without hooks that save. All ranks call this function.
 
     Args:
-        run, iteration, trainer, cfg, overrides: see :func:`replay`.
+        run, iteration, trainer, cfg, overrides, extra_hooks: see :func:`replay`.
         checkpoint: path of the checkpoint to start from; empty: from the beginning.
-        hooks: take part in the replay; the last may be a :class:`StepRecorder`, else one is added.
 
     Returns:
         The report of :func:`replay` without ``compared``; and rank 0's metrics of the replay.
@@ -109,20 +108,18 @@ def replay_step(
     replayed = _replay_config(run, cfg, overrides)
     if replayed.SOLVER.COMPILE_STEP:  # the parts of such a step cannot be seen
         replayed.SOLVER.COMPILE_STEP, overrides = False, [*overrides, "SOLVER.COMPILE_STEP", False]
-    *others, recorder = hooks or [StepRecorder(iteration)]
-    assert isinstance(recorder, StepRecorder)
-    curves: Mapping[str, Curve] = {}
-    with _scratch_folder(checkpoint) as folder, _quiet():
+    recorder, curves = StepRecorder(iteration), dict[str, Curve]()
+    with _scratch_folder() as folder, _quiet():
         replayed.OUTPUT_DIR = folder
-        default_setup(replayed, argparse.Namespace(resume=bool(checkpoint)))
+        default_setup(replayed, argparse.Namespace(resume=checkpoint or False))
         one = trainer(replayed)
-        one.resume_or_load(resume=bool(checkpoint))
+        one.resume_or_load(resume=checkpoint or False)
         if one.start_iter > iteration or iteration >= one.max_iter:
             raise ConfigError(f"iteration {iteration}: the run has the iterations 0 to {one.max_iter - 1}")
         for saver in (all_hooks.PeriodicCheckpointer, all_hooks.BestCheckpointer, all_hooks.ExceptionCheckpointer):
             one.remove_hook(saver)
         recorder.uses_indices = one._data_loader_iter.has_indices
-        one.register_hooks([*others, recorder])
+        one.register_hooks([*extra_hooks, recorder])
         report, end = recorder.report, None
         try:
             end = one.train()
@@ -154,19 +151,10 @@ def _replay_config(run: str, cfg: CfgNode | None, overrides: Sequence[Any]) -> C
 
 
 @contextmanager
-def _scratch_folder(checkpoint: str) -> Iterator[str]:
-    """Yield a folder for all ranks that resumes from a checkpoint; remove it at the end of the block."""
-
-    def prepare() -> None:
-        name = os.path.basename(checkpoint)
-        os.symlink(os.path.abspath(checkpoint), os.path.join(folder, name))
-        with open(os.path.join(folder, "last_checkpoint"), "w", encoding="utf-8") as file:
-            file.write(name)
-
-    folder = comm.broadcast_object(tempfile.mkdtemp(prefix="hookline-replay-") if comm.is_main_process() else "")
+def _scratch_folder() -> Iterator[str]:
+    """Yield a folder for all ranks; remove it at the end of the block."""
+    folder = comm.on_main_process(lambda: tempfile.mkdtemp(prefix="hookline-replay-"))
     try:
-        if checkpoint:
-            comm.on_main_process(prepare)
         yield folder
     finally:
         if comm.is_main_process():
@@ -175,16 +163,12 @@ def _scratch_folder(checkpoint: str) -> Iterator[str]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Log nothing in the block: the report has the error of the step. Afterwards the console is as before."""
-    ours = logging.getLogger("hookline")
-    levels = {handler: handler.level for handler in ours.handlers}
+    """Log nothing in the block: the report has the error of the step."""
     logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
         logging.disable(logging.NOTSET)
-        for handler, level in levels.items():
-            handler.setLevel(level)
 
 
 def find_checkpoint(run: str, iteration: int) -> str:

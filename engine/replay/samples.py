@@ -2,8 +2,8 @@
 
 import glob
 import os
-from collections.abc import Callable, Iterator
-from itertools import count, islice
+from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from ...config import CfgNode, ConfigError, UnknownKeyError, get_cfg
@@ -60,14 +60,6 @@ def samples_at(
     Raises:
         ConfigError: there is no such run or step, or its data has no indices.
     """
-    steps, batches = _batches(run, cfg, build)
-    if not 0 <= iteration < steps:
-        raise ConfigError(f"iteration {iteration}: the run has the iterations 0 to {steps - 1}")
-    return next(islice(batches, iteration, None), [])
-
-
-def _batches(run: str, cfg: CfgNode | None, build: Callable[[CfgNode], Any]) -> tuple[int, Iterator[list[int]]]:
-    """Return a run's number of steps, and its global batches without end."""
     cfg = run_config(run, cfg)
     if cfg.SOLVER.REFERENCE_WORLD_SIZE:
         raise ConfigError(
@@ -83,12 +75,10 @@ def _batches(run: str, cfg: CfgNode | None, build: Callable[[CfgNode], Any]) -> 
             "names, not for an iterable one or a loader of your own: use hookline replay"
         )
     length = cfg.DATALOADER.ITERS_PER_EPOCH or loader_length(loader)
+    steps = resolve_lengths(cfg, length).SOLVER.MAX_ITER
+    if not 0 <= iteration < steps:
+        raise ConfigError(f"iteration {iteration}: the run has the iterations 0 to {steps - 1}")
     # A sampler that never ends is one stream for all epochs.
-    per_epoch = None if length_of(sampler) is None else length
-
-    def batches() -> Iterator[list[int]]:
-        for epoch in count():
-            sampler.set_epoch(epoch)
-            yield from islice(sampler, per_epoch)
-
-    return resolve_lengths(cfg, length).SOLVER.MAX_ITER, batches()
+    epoch, position = (0, iteration) if length_of(sampler) is None else divmod(iteration, length)
+    sampler.set_epoch(epoch)
+    return next(islice(sampler, position, None), [])
