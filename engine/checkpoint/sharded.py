@@ -187,18 +187,15 @@ def fail_together(group: "dist.ProcessGroup") -> Iterator[None]:
 # ---------------------------------------------------------------------------- reading
 
 
-def verify_folder(path: str, alone: bool = False) -> None:
+def verify_folder(path: str) -> None:
     """Check that every file of a sharded checkpoint is unchanged. All ranks call it, and each reads some of the files.
 
     Args:
         path: the folder.
-        alone: only this rank calls it.
 
     Raises:
         ConfigError: one is corrupt; the message names it.
     """
-    if alone:
-        return _verify(path, 0, 1)
     mine = None
     try:
         _verify(path, comm.get_rank(), comm.get_world_size())

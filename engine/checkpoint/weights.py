@@ -13,7 +13,6 @@ from torch import nn
 from ...config.errors import ConfigError, first_line, printable
 from ...config.files.atomic import replace_file
 from ...hooks.common import unwrap_model
-from .. import comm
 from .files import load_torch_file, verify_checkpoint, write_checkpoint
 from .find_checkpoint import find_checkpoint
 from .state import plain_name, to_plain
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "averaged_weights",
-    "check_weights",
     "choose_weights",
     "hash_weights",
     "is_place_of_weights",
@@ -93,28 +91,6 @@ def _check_names(path: str, weights: Mapping[Any, Any]) -> None:
     for name in weights:
         if not isinstance(name, str) or not name.isprintable():
             raise ConfigError(f"{path} is corrupt, or is not a checkpoint: a weight has the name {name!r}")
-
-
-def check_weights(path: str, source: str = "auto") -> None:
-    """Check that a local file or folder holds intact weights.
-
-    Args:
-        path: see :func:`~hookline.engine.checkpoint.find_checkpoint.find_checkpoint`.
-        source: see :func:`choose_weights`.
-
-    Raises:
-        ConfigError: see :func:`read_checkpoint` and :func:`choose_weights`.
-    """
-    path = find_checkpoint(path)
-    if os.path.isdir(path):  # its tensors are read later, by all ranks together
-        from .dcp_reader import read_metadata
-        from .sharded import is_sharded_folder, verify_folder
-
-        read_metadata(path)
-        if is_sharded_folder(path) and comm.is_main_process():  # others have no checksums
-            verify_folder(path, alone=True)
-        return
-    choose_weights(read_checkpoint(path, mmap=True), source, path)
 
 
 def averaged_weights(checkpoint: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:

@@ -23,8 +23,8 @@ from ...hooks.common import preserve_rng
 from ...hooks.evaluation import Monitor, names_function
 from ...hooks.functions import FunctionHook
 from ..checkpoint import Checkpointer
+from ..checkpoint.find_checkpoint import find_checkpoint
 from ..checkpoint.matching import split_query
-from ..checkpoint.weights import check_weights
 from ..data.build import SAMPLER_SLOT, check_data
 from ..data.datasets import DATASET_REGISTRY, TEST_SLOT, TRAIN_SLOT
 from ..evaluation import check_evaluation, result_names
@@ -259,7 +259,7 @@ def _check_weights(cfg: CfgNode) -> None:
     if not path or "://" in path:
         return
     with errors_at("MODEL.WEIGHTS"):
-        check_weights(split_query(path)[0], cfg.MODEL.WEIGHTS_FROM)
+        find_checkpoint(split_query(path)[0])  # it is read when it is loaded
 
 
 def _check_monitors(cfg: CfgNode) -> None:

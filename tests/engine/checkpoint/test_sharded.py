@@ -20,7 +20,7 @@ from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.checkpoint.dcp_reader import read_metadata, read_tensors
 from hookline.engine.checkpoint.sharded import read_folder, split_shards, verify_folder, write_folder
-from hookline.engine.checkpoint.weights import averaged_weights, check_weights, read_checkpoint
+from hookline.engine.checkpoint.weights import averaged_weights, read_checkpoint
 from hookline.engine.export.inspection import inspect_checkpoint
 
 
@@ -94,7 +94,6 @@ def test_sharded_tensors_are_separated_and_read_whole_without_a_model(state, our
 @pytest.mark.parametrize("kind", ["ours", "folder"])
 def test_a_sharded_checkpoint_is_a_warm_start_of_one_process(request, kind):
     path, model = str(request.getfixturevalue(kind)), net(1)
-    check_weights(path)
     Checkpointer(model).load(path, [], strict=True)
     assert same(model.state_dict(), STATE)
 
@@ -122,7 +121,7 @@ def test_damage_is_detected_and_the_file_is_named(ours, name, damage):
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
     # Without one of its files, a folder may be of another program.
-    for call in (verify_folder,) if damage == "lost" else (verify_folder, check_weights, inspect_checkpoint):
+    for call in (verify_folder,) if damage == "lost" else (verify_folder, inspect_checkpoint):
         with pytest.raises(ConfigError) as caught:
             call(str(ours))
         # If the checksums are corrupt, the error names their file.
@@ -167,7 +166,7 @@ def test_no_reader_unpickles_a_ranks_metadata(folder, tmp_path):
     # Torch cannot unpickle a WindowsPath here, and falls back to __0.metadata.
     change_metadata(folder, lambda metadata: setattr(metadata.storage_meta, "checkpoint_id", OfWindows()))
     (folder / "__0.metadata").write_bytes(pickle.dumps(Attack(tmp_path / "attacked")))
-    for read in (Checkpointer(net(1)).load, check_weights, inspect_checkpoint):
+    for read in (Checkpointer(net(1)).load, inspect_checkpoint):
         read(str(folder))
     assert not (tmp_path / "attacked").exists()
 
@@ -208,7 +207,7 @@ def test_a_weight_that_is_an_object_is_never_unpickled(ours, tmp_path):
 def test_metadata_of_anything_but_records_of_tensors_is_refused_and_not_run(folder, content, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (folder / ".metadata").write_bytes(content)
-    for call in (read_metadata, check_weights, read_checkpoint):
+    for call in (read_metadata, read_checkpoint):
         with pytest.raises(ConfigError, match="metadata is "):
             call(str(folder))
     assert os.listdir(tmp_path) == ["dcp"]
