@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..config import ConfigError
 from ..config.errors import loading
@@ -23,7 +24,9 @@ from .modeling.adapters import ModelAdapter
 from .modeling.build import loss_module_of
 from .modeling.clear_errors import raise_clearer
 from .modeling.loss_module import LossModule
-from .parallel.base import Strategy, check_same_weights, check_strategy, overridden_method, share_weights, strategy_of
+from .parallel.base import Strategy, check_strategy
+from .parallel.copies import check_same_weights, share_weights
+from .parallel.ddp import DDP
 from .ranks.loss_weights import LossWeights, forward_backward_weighted
 from .resume.state import START_ANEW, check_complete, check_optimizer, data_of_this_rank, rng_of_this_rank
 from .solver.clipping import clipper_of
@@ -135,12 +138,12 @@ class SimpleTrainer(TrainerBase):
         self.grad_scaler = grad_scaler
         self._batches = EpochIterator(data_loader, iters_per_epoch, weakref.proxy(self))
         self.nonfinite = NonFinitePolicy(nonfinite, nonfinite_limit)
-        self.strategy = strategy or strategy_of(model)
+        self.strategy = strategy or (DDP() if isinstance(model, DistributedDataParallel) else Strategy())
         check_strategy(self.strategy, model, data_loader, grad_scaler)
         if self.loss_module is not None and self.strategy.same_state_on_all_ranks:
             share_weights(self.loss_module.module)
-        self._backward = overridden_method(self.strategy, "backward") or backward
-        self._fast = FastOptimizer(self.optimizer, overridden_method(self.strategy, "step"))
+        self._backward = self.strategy.overridden("backward") or backward
+        self._fast = FastOptimizer(self.optimizer, self.strategy.overridden("step"))
         self._whole_step: Any = None
         if isinstance(self.optimizer, OptimizerList):
             from .step.alternating import AlternatingStep, takes_turns  # only where it is used

@@ -11,7 +11,7 @@ from torch import nn
 
 from ...config import ConfigError
 from .. import comm
-from ..parallel.base import share_tensors
+from ..parallel.copies import share_tensors
 
 __all__ = ["LossModule"]
 

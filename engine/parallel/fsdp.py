@@ -13,7 +13,8 @@ from torch import nn
 from ...config import ConfigError
 from ...hooks.common import describe_no_match, gathered, is_sharded, matches
 from .. import comm
-from .base import STRATEGY_REGISTRY, Strategy, share_tensors, share_weights
+from .base import STRATEGY_REGISTRY, Strategy
+from .copies import share_tensors, share_weights
 from .meta_init import Places, places_of
 
 __all__ = ["FSDP2"]

@@ -13,7 +13,9 @@ from torch import nn
 
 from ...config import ConfigError
 from .. import comm
-from .base import DDP, STRATEGY_REGISTRY, differing_copies, share_weights
+from .base import STRATEGY_REGISTRY
+from .copies import differing_copies, share_weights
+from .ddp import DDP
 from .fsdp import FSDP2
 from .tensor_parallel import check_words, comparing_widths, find_plan, parallelize, splits
 

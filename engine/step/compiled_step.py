@@ -11,7 +11,6 @@ from ...config import CfgNode, ConfigError
 from ...hooks.hook_list import hook_name
 from .. import comm
 from ..modeling import check_compile
-from ..parallel.base import overridden_method
 
 __all__ = ["CompiledStep", "check_step_config"]
 
@@ -108,7 +107,7 @@ class CompiledStep:
             yield "does not work with float16: set SOLVER.AMP.DTYPE to bfloat16"
         if trainer.accumulation_steps > 1:
             yield _MICRO_BATCHES
-        if comm.get_world_size() > 1 or overridden_method(trainer.strategy, "backward"):
+        if comm.get_world_size() > 1 or trainer.strategy.overridden("backward"):
             yield "works in one process only, without a backward pass of the strategy's own"
 
     def run(self, trainer: Any, batch: Any, data_time: float) -> None:

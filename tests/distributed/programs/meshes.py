@@ -15,7 +15,7 @@ from hookline.engine.data import ArrayDataset
 from hookline.engine.evaluation import write_predictions
 from hookline.engine.evaluation.evaluator import outputs_of
 from hookline.engine.parallel import Mesh, Strategy
-from hookline.engine.parallel.base import differing_copies
+from hookline.engine.parallel.copies import differing_copies
 from hookline.engine.parallel.tensor_parallel import splits
 
 

@@ -34,7 +34,7 @@ from hookline.engine.evaluation import DatasetEvaluator, verify_results, write_p
 from hookline.engine.evaluation.evaluator import outputs_of
 from hookline.engine.evaluation.metrics import collect
 from hookline.engine.parallel import FSDP2, Strategy
-from hookline.engine.parallel.base import share_weights
+from hookline.engine.parallel.copies import share_weights
 from hookline.hooks import CallbackHook, EarlyStopping, EvalHook
 
 # ---------------------------------------------------------------------- exchanges

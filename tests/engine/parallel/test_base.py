@@ -5,7 +5,7 @@ from torch import nn
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import check_config, launch
 from hookline.engine.modeling import resolve_device
-from hookline.engine.parallel.base import DDP, Strategy, build_strategy
+from hookline.engine.parallel import DDP, Strategy, build_strategy
 
 
 @pytest.fixture

@@ -1,0 +1,110 @@
+"""The strategy that copies a model to each rank: torch's DistributedDataParallel."""
+
+import inspect
+import re
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ...config import ConfigError
+from .. import comm
+from .base import STRATEGY_REGISTRY, Strategy
+from .copies import share_tensors
+
+__all__ = ["DDP"]
+
+# Newer versions of torch renamed the argument.
+_BUFFERS = "forward_sync_buffers"
+if _BUFFERS not in inspect.signature(DistributedDataParallel.__init__).parameters:
+    _BUFFERS = "broadcast_buffers"
+
+
+@dataclass(eq=False)
+@STRATEGY_REGISTRY.register(name="auto")  # with one process, build_strategy() uses "none"
+@STRATEGY_REGISTRY.register(name="ddp")
+class DDP(Strategy):
+    """Every rank has the whole model; gradients are averaged (torch's DistributedDataParallel).
+
+    Args:
+        find_unused_parameters: find parameters that the losses do not depend on, in every step. It takes time, and is
+            needed only if these parameters differ from step to step.
+        static_graph: every step uses the same parameters in the same order. DDP then finds unused parameters in the
+            first step, and all forms of activation checkpointing work.
+        broadcast_buffers: copy rank 0's buffers, such as running means, to all ranks before each forward pass.
+        gradient_as_bucket_view: gradients are views of the communication buckets, which saves memory.
+        bucket_cap_mb: size of a bucket; None: torch's default.
+        compression: send gradients as float16 or bfloat16, which halves the traffic and lowers the precision.
+        sync_batch_norm: compute batch norm statistics over all ranks (on GPUs only).
+    """
+
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    broadcast_buffers: bool = True
+    gradient_as_bucket_view: bool = True
+    bucket_cap_mb: int | None = None
+    compression: Literal["none", "fp16", "bf16"] = "none"
+    sync_batch_norm: bool = False
+
+    averages = True
+    _graph_seen = False
+
+    def __post_init__(self) -> None:
+        if self.find_unused_parameters and self.static_graph:
+            raise ConfigError("DDP: static_graph finds unused parameters itself; leave find_unused_parameters out")
+
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        if comm.get_world_size() == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
+            return model
+        if self.sync_batch_norm:
+            if device.type == "cpu":
+                raise ConfigError("PARALLEL.ARGS.sync_batch_norm: torch's SyncBatchNorm works on GPUs only")
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        options: dict[str, Any] = {_BUFFERS: self.broadcast_buffers}
+        wrapped = DistributedDataParallel(
+            model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            find_unused_parameters=self.find_unused_parameters,
+            static_graph=self.static_graph,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            bucket_cap_mb=self.bucket_cap_mb,
+            **options,
+        )
+        if self.compression != "none":
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            hook: Any = getattr(default_hooks, f"{self.compression}_compress_hook")
+            # DDP refuses torch's bfloat16 hook without NCCL, although gloo supports it; not a lambda around it.
+            wrapped.register_comm_hook(None, lambda state, bucket: hook(state, bucket))
+        return wrapped
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+        if not isinstance(model, DistributedDataParallel):
+            return nullcontext()
+        if self.static_graph and not self._graph_seen:
+            # DDP learns the graph in a pass with an exchange. Averaging the same gradients twice does not change them.
+            self._graph_seen = True
+            return nullcontext()
+        return model.no_sync()
+
+    def before_evaluation(self, model: nn.Module) -> None:
+        if isinstance(model, DistributedDataParallel):
+            share_tensors(model.module.buffers())  # a checkpoint has rank 0's buffers
+
+    def explain(self, error: Exception, model: nn.Module) -> Exception | None:
+        if "Expected to have finished reduction" not in str(error):
+            return None
+        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        found = re.search(r"did not receive grad for rank \d+: ?([\d ]+)", str(error))
+        indices = [int(index) for index in found[1].split()] if found else []
+        unused = [names[index].removeprefix("module.") for index in indices if index < len(names)]
+        which = f"these parameters: {', '.join(unused)}" if unused else "all parameters"
+        return RuntimeError(
+            f"on rank {comm.get_rank()} the losses of the previous step did not depend on {which}. DDP exchanges the "
+            "gradients of every parameter. If the parameters are always the same, freeze them "
+            "(requires_grad_(False)) or set PARALLEL.ARGS.static_graph to True; if they differ from step to step, "
+            "set PARALLEL.ARGS.find_unused_parameters to True"
+        )
