@@ -2,6 +2,7 @@ import ast
 import json
 import re
 import sys
+import tomllib
 
 from snippets import ROOT, run_python
 
@@ -43,8 +44,8 @@ def test_packages_that_are_imported_with_hookline_are_declared():
                     imported |= {alias.name.partition(".")[0] for alias in node.names}
                 elif isinstance(node, ast.ImportFrom) and not node.level:
                     imported.add(node.module.partition(".")[0])
-    required = (ROOT / "setup.py").read_text().split("install_requires=[")[1].split("]")[0]
-    declared = {name.lower().removeprefix("py") for name in re.findall(r'"([A-Za-z]+)', required)}  # yaml is of PyYAML
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    declared = {re.match("[A-Za-z]+", name)[0].lower().removeprefix("py") for name in required}  # yaml is of PyYAML
     assert imported - set(sys.stdlib_module_names) - {"hookline"} <= declared
 
 

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -155,13 +156,13 @@ def check_command(command: str) -> bool:
 
 def _check_pip(words: list[str]) -> None:
     assert words[0] == "install", words
-    setup = (ROOT / "setup.py").read_text()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for option, word in pairwise(words):
         if option == "-r":
             assert (ROOT / word).is_file(), f"pip install -r {word}: no such file"
     for extra in re.findall(r"\[([\w,]+)\]", " ".join(words)):
         for name in extra.split(","):
-            assert f'"{name}"' in setup, f"setup.py has no extra {name}"
+            assert name in extras, f"pyproject.toml has no extra {name}"
 
 
 def run_python(arguments: list[str], folder: Path, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
