@@ -11,7 +11,7 @@ from .control.lr_scheduler import LRScheduler
 from .evaluation import EvalHook
 from .event_storage import _CURRENT_STORAGE_STACK as _CURRENT_STORAGE_STACK
 from .event_storage import EventStorage, get_event_storage, has_event_storage
-from .functions import CallbackHook, FunctionHook
+from .functions import CallbackHook, FunctionHook, on
 from .history_buffer import HistoryBuffer
 from .hook_list import HookOrderError, check_hooks
 from .watching.flops import FlopsCounter
@@ -86,4 +86,5 @@ __all__ = [
     "check_hooks",
     "get_event_storage",
     "has_event_storage",
+    "on",
 ]

@@ -129,16 +129,20 @@ def check_arguments(function: Callable[..., Any], event: str) -> None:
         raise ConfigError(f"{event} calls a function as f({', '.join(names)}), which {name} is not: {error}") from None
 
 
-def on(trainer: Any, event: str, **options: Any) -> Callable[[F], F]:
-    """Decorate a function to be called at an event of this trainer.
+def on(event: str, *, trainer: Any = None, **options: Any) -> Callable[[F], F]:
+    """Decorate a function to be called at an event of a trainer: ``@on(event, trainer=trainer)``, ``@trainer.on(event)``.
 
     Args:
         event: an event of :class:`HookBase`.
+        trainer: the trainer.
         **options: ``every``, ``once``, ``when``, ``uses_outputs``, ``uses_indices``; see :class:`FunctionHook`.
 
     Returns:
         A decorator that returns the function unchanged. A function of the same module, name and event replaces the
         earlier one, so a notebook's cell can run again.
+
+    Raises:
+        ConfigError: no trainer is given.
 
     Example::
 
@@ -146,6 +150,11 @@ def on(trainer: Any, event: str, **options: Any) -> Callable[[F], F]:
         def report(trainer):
             print(trainer.iter, trainer.storage.latest()["total_loss"])
     """
+
+    if trainer is None:
+        raise ConfigError(
+            f'@on("{event}"): of which trainer? Write @trainer.on("{event}") when there is one, or name a hook in HOOKS'
+        )
 
     def decorate(function: F) -> F:
         for old in trainer.find_hooks(FunctionHook):

@@ -4,7 +4,7 @@ import pytest
 
 from hookline.config import ConfigError
 from hookline.engine import TrainerBase
-from hookline.hooks import CallbackHook, EvalHook
+from hookline.hooks import CallbackHook, EvalHook, on
 
 
 class Trainer(TrainerBase):
@@ -19,9 +19,12 @@ def test_a_function_is_called_at_the_events_of_its_trainer_only():
     def note(trainer):
         seen.append(trainer.iter)
 
+    on("after_step", trainer=mine, every=4)(lambda trainer: seen.append("by name"))
     mine.train(0, 4)
     other.train(0, 4)
-    assert seen == [1, 3]
+    assert seen == [1, 3, "by name"]
+    with pytest.raises(ConfigError, match="of which trainer"):
+        on("after_step", every=2)
 
 
 def test_once_and_when():
