@@ -212,7 +212,9 @@ class Checkpointer(Writer, FvcoreCheckpointer):
         if incompatible is not None:  # subclasses written for fvcore may return None
             self._log_incompatible_keys(incompatible)
         if strict and (differences := self.load_report.differences()):
-            raise ConfigError("\n".join([f"{path} does not fit the model exactly, as strict loading requires:", *differences]))
+            raise ConfigError(
+                "\n".join([f"{path} does not fit the model exactly, as strict loading requires:", *differences])
+            )
         if self.frozen is not None:
             self.frozen.read_from(self, path, weights_from, checkpoint.get("left_out"))
         for name in self.checkpointables if checkpointables is None else checkpointables:
