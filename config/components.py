@@ -34,7 +34,6 @@ __all__ = [
 
 # Keys that some components have beside NAME and ARGS.
 _MORE = {"AS": "test sets and metrics", "RATIO": "training sets"}
-_OBJECTS = "; a config holds no objects: pass them to Trainer(...), or hooks to trainer.register_hooks([...])"
 
 
 def component(entry: Any) -> tuple[str, dict[str, Any]]:
@@ -61,8 +60,7 @@ def component(entry: Any) -> tuple[str, dict[str, Any]]:
             raise ConfigError(f"the component {dict(entry)!r} has no NAME")
         name, args = entry["NAME"], entry.get("ARGS")
     else:
-        hint = "" if entry is None or isinstance(entry, bool | int | float | list | tuple) else _OBJECTS
-        raise ConfigError(f"a component is a name, or {{NAME: ..., ARGS: {{...}}}}, not {entry!r}{hint}")
+        raise ConfigError(f"a component is a name, or {{NAME: ..., ARGS: {{...}}}}, not {entry!r}")
     if not isinstance(name, str) or not name:
         raise ConfigError(f"a component's NAME is a string that is not empty, not {name!r}")
     if args is not None and not isinstance(args, Mapping):

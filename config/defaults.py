@@ -16,14 +16,14 @@ from .node import declare_defaults
 from .values import MISSING, Typed, one_of
 
 
-def _count(default: int, least: int = 0) -> Typed:
+def _count(default: int, min: int = 0) -> Typed:
     """An int; the limit keeps products of two of them within 64 bits."""
-    return Typed(default, int, least=least, most=10**9)
+    return Typed(default, int, min=min, max=10**9)
 
 
-def _number(default: float | None, most: float | None = None) -> Typed:
+def _number(default: float | None, max: float | None = None) -> Typed:
     """A finite number >= 0; None is allowed if it is the default."""
-    return Typed(default, float, least=0, most=most)
+    return Typed(default, float, min=0, max=max)
 
 
 _C = CN()
@@ -33,7 +33,7 @@ _C.VERSION = 1
 # Folder for all files of the run.
 _C.OUTPUT_DIR = "./output"
 # Seed of python, numpy, torch and the data order. Negative: a random seed, which is logged.
-_C.SEED = Typed(-1, int, most=2**63 - 1)
+_C.SEED = Typed(-1, int, max=2**63 - 1)
 # Try a run: train on this many batches, evaluate this many of each test set, write no files. 0: off.
 _C.FAST_DEV_RUN = _count(0)
 # torch.backends.cudnn.benchmark (faster for inputs of one size, not deterministic).
@@ -100,11 +100,11 @@ _C.DATASETS.TEST = Typed((), named_components)
 
 _C.DATALOADER = CN()
 # Samples in one iteration (one optimizer update), over all ranks and micro-batches.
-_C.DATALOADER.BATCH_SIZE = _count(16, least=1)
+_C.DATALOADER.BATCH_SIZE = _count(16, min=1)
 # Samples in a test batch on each rank. 0: BATCH_SIZE.
 _C.DATALOADER.TEST_BATCH_SIZE = _count(0)
 # Loader workers per rank. 0: the training process reads the data, which is fastest for data in memory.
-_C.DATALOADER.NUM_WORKERS = Typed(0, int, least=0, most=256)
+_C.DATALOADER.NUM_WORKERS = Typed(0, int, min=0, max=256)
 # Makes a batch from a list of samples: a component of COLLATE_REGISTRY, or "package.module:function". Empty: the data
 # set's collate_fn, or torch's default_collate. "pad_collate" pads sequences to the longest one.
 _C.DATALOADER.COLLATE_FN = CN()
@@ -145,12 +145,12 @@ _C.SOLVER.OPTIMIZER.ARGS = CN(new_allowed=True)
 # The learning rate, which the schedule and the warm-up scale.
 _C.SOLVER.BASE_LR = _number(0.001)
 # For SGD. To set it in OPTIMIZER.ARGS, leave it here.
-_C.SOLVER.MOMENTUM = _number(0.9, most=1)
+_C.SOLVER.MOMENTUM = _number(0.9, max=1)
 _C.SOLVER.NESTEROV = False
 # For any optimizer with weight decay. To set it in OPTIMIZER.ARGS, leave it here.
 _C.SOLVER.WEIGHT_DECAY = _number(0.0001)
 # Weight decay of normalisation layers' parameters. None: WEIGHT_DECAY.
-_C.SOLVER.WEIGHT_DECAY_NORM = Typed(0.0, float, optional=True, least=0)
+_C.SOLVER.WEIGHT_DECAY_NORM = Typed(0.0, float, optional=True, min=0)
 # Weight decay of biases. None: WEIGHT_DECAY.
 _C.SOLVER.WEIGHT_DECAY_BIAS = _number(None)
 # Learning rate of biases, as a multiple of BASE_LR.
@@ -189,7 +189,7 @@ _C.SOLVER.OPTIMIZERS = CN(new_allowed=True)
 # Length of the run: a duration in iterations or epochs.
 _C.SOLVER.MAX_ITER = Typed(40000, Duration.parse_length)
 # Number of micro-batches per batch.
-_C.SOLVER.ACCUMULATION_STEPS = _count(1, least=1)
+_C.SOLVER.ACCUMULATION_STEPS = _count(1, min=1)
 # World size that BATCH_SIZE, BASE_LR and lengths in iterations were chosen for; they are scaled to the actual one.
 # 0: do not scale. See DefaultTrainer.auto_scale_workers.
 _C.SOLVER.REFERENCE_WORLD_SIZE = _count(0)
@@ -209,7 +209,7 @@ _C.SOLVER.CLIP_GRADIENTS.NORM_TYPE = 2.0
 # A loss or a gradient that is NaN or infinite: "raise" an error; "skip" the update; "stop" training.
 _C.SOLVER.NONFINITE_LOSS = Typed("raise", one_of("raise", "skip", "stop"))
 # This many skipped updates in a row are an error. Float16 also skips some at the start.
-_C.SOLVER.NONFINITE_LIMIT = _count(100, least=1)
+_C.SOLVER.NONFINITE_LIMIT = _count(100, min=1)
 
 # Mixed precision: forward and loss run under torch.autocast in DTYPE.
 _C.SOLVER.AMP = CN()
@@ -252,7 +252,7 @@ _C.TEST.PREDICTIONS_COLUMNS = []
 # Recompute batch-norm statistics from NUM_ITER training batches, at most one pass, before evaluations during training.
 _C.TEST.PRECISE_BN = CN()
 _C.TEST.PRECISE_BN.ENABLED = False
-_C.TEST.PRECISE_BN.NUM_ITER = _count(200, least=1)
+_C.TEST.PRECISE_BN.NUM_ITER = _count(200, min=1)
 # Only False, for scripts of detectron2 that read it.
 _C.TEST.AUG = CN()
 _C.TEST.AUG.ENABLED = False
@@ -273,7 +273,7 @@ _C.CHECKPOINT.MAX_TO_KEEP = _count(0)
 # as 200 or "10min", of which the newest KEEP stay. MAX_TO_KEEP does not count them. PERIOD 0: none.
 _C.CHECKPOINT.ROLLING = CN()
 _C.CHECKPOINT.ROLLING.PERIOD = Typed(0, Duration.parse)
-_C.CHECKPOINT.ROLLING.KEEP = _count(1, least=1)
+_C.CHECKPOINT.ROLLING.KEEP = _count(1, min=1)
 # model_best.pth: the checkpoint with the best value of METRIC, from an evaluation ("digits_test/accuracy") or any other
 # logged metric ("total_loss"). Empty: no such file. EarlyStopping follows METRIC and MODE if it has no metric.
 _C.CHECKPOINT.BEST = CN()
@@ -285,7 +285,7 @@ _C.CHECKPOINT.BEST.MODE = Typed("auto", one_of("auto", "max", "min"))
 # Period of looking at METRIC, besides after each evaluation, such as 500 or "1ep". 0: only after evaluations.
 _C.CHECKPOINT.BEST.PERIOD = Typed(0, Duration.parse)
 # How many of the best to keep, each as model_best_<iteration>.pth; model_best.pth is a link to the best of them.
-_C.CHECKPOINT.BEST.KEEP = _count(1, least=1)
+_C.CHECKPOINT.BEST.KEEP = _count(1, min=1)
 # At the end, load model_best.pth into the model, so that final results are those of the best weights.
 _C.CHECKPOINT.LOAD_BEST_AT_END = False
 # If a run fails, save the state of a finished step as model_exception.pth, for inspection. --resume ignores it.
@@ -297,7 +297,7 @@ _C.LOG = CN()
 # than 20 iterations, otherwise as the median over it; as the median of the last 20 iterations if it is a time.
 _C.LOG.PERIOD = Typed(20, Duration.parse)
 # Losses are recorded every this many iterations. Larger values only help steps of a few microseconds.
-_C.LOG.GATHER_METRIC_PERIOD = _count(1, least=1)
+_C.LOG.GATHER_METRIC_PERIOD = _count(1, min=1)
 # Log the norm of all gradients before clipping as grad_norm. Clipping by norm always logs it.
 _C.LOG.GRAD_NORM = False
 # Lowest level of messages on the console: "DEBUG", "INFO", "WARNING" or "ERROR". log.txt has all of them.
@@ -338,8 +338,7 @@ def resolved(path: str) -> CN:
     """
     cfg = get_cfg()
     if os.path.isdir(path):
-        for node in cfg.walk():
-            node.set_new_allowed(True)
+        cfg.set_new_allowed(True)
     cfg.merge_from_file(path)
     return cfg
 

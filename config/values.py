@@ -1,6 +1,5 @@
 """Values of config keys: the types that keys take, text that is parsed, objects in place of names."""
 
-import functools
 import inspect
 import math
 import os
@@ -9,15 +8,13 @@ from ast import literal_eval
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from .errors import ConfigError, suggest
 
-# The type of a key that takes any value.
-_ANY = object
 # YAML words, for the command line.
 _WORDS = {"true": True, "false": False, "null": None}
-_SCALARS = (type(None), bool, int, float, str)
 
 
 class _Missing:
@@ -71,18 +68,18 @@ class Typed:
         kind: a type, or a validator: a function that raises ``ValueError`` for a bad value. Its return value is
             ignored. The config can be pickled if the validator is defined at module level.
         optional: whether the key also takes None; always true if the default is None.
-        least: the smallest allowed number. With ``least`` or ``most``, NaN and infinity are errors.
-        most: the largest allowed number.
+        min: the smallest allowed number. With ``min`` or ``max``, NaN and infinity are errors.
+        max: the largest allowed number.
     """
 
     default: Any
     kind: type | Callable[[Any], Any]
     optional: bool = False
-    least: float | None = None
-    most: float | None = None
+    min: float | None = None
+    max: float | None = None
 
     def __deepcopy__(self, memo: Any) -> "Typed":
-        return self  # nobody changes it, and a config that is copied has a hundred
+        return self  # it is frozen, and a config has a hundred
 
     @property
     def type(self) -> type:
@@ -90,8 +87,8 @@ class Typed:
         if isinstance(self.kind, type):
             return self.kind
         if isinstance(self.kind, OneOf) and len(set(map(type, self.kind.choices))) > 1:
-            return _ANY
-        return _ANY if self.default is None else type(self.default)
+            return object
+        return object if self.default is None else type(self.default)
 
     def check(self, value: Any) -> Any:
         """Check a value of plain types.
@@ -105,14 +102,10 @@ class Typed:
         Raises:
             ConfigError: the key does not take it; the message does not name the key.
         """
-        if value is None:
-            if self.optional or self.default is None:
-                return None
-            if self.type in (list, tuple):  # YAML: a key without a value
-                return self.type()
-            raise _mismatch(
-                self.kind.__name__ if isinstance(self.kind, type) else f"a value such as {self.default!r}", value
-            )
+        if value is None and (self.optional or self.default is None):
+            return None
+        if value is None and self.type in (list, tuple):  # YAML: a key without a value
+            return self.type()
         if not isinstance(self.kind, type):
             try:
                 self.kind(value)
@@ -120,13 +113,13 @@ class Typed:
                 raise ConfigError(str(error)) from error
             return self.type(value) if isinstance(value, list | tuple) and self.type in (list, tuple) else value
         value = convert(value, self.kind)
-        limited = self.least is not None or self.most is not None
+        limited = self.min is not None or self.max is not None
         if limited and isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"must be a finite number, not {value}")
-        if self.least is not None and value < self.least:
-            raise ConfigError(f"must be at least {self.least}, not {value}")
-        if self.most is not None and value > self.most:
-            raise ConfigError(f"must be at most {self.most}, not {value}")
+        if self.min is not None and value < self.min:
+            raise ConfigError(f"must be at least {self.min}, not {value}")
+        if self.max is not None and value > self.max:
+            raise ConfigError(f"must be at most {self.max}, not {value}")
         return value
 
 
@@ -137,10 +130,9 @@ class OneOf:
     choices: tuple[Any, ...]
 
     def __call__(self, value: Any) -> None:
-        if any(type(value) is type(choice) and value == choice for choice in self.choices):
-            return
-        hint = suggest(value, (c for c in self.choices if isinstance(c, str))) if isinstance(value, str) else ""
-        raise ConfigError(f"{value!r} is not one of {', '.join(map(repr, self.choices))}{hint}")
+        if not any(type(value) is type(choice) and value == choice for choice in self.choices):
+            hint = suggest(value, (c for c in self.choices if isinstance(c, str))) if isinstance(value, str) else ""
+            raise ConfigError(f"{value!r} is not one of {', '.join(map(repr, self.choices))}{hint}")
 
 
 def one_of(*choices: Any) -> OneOf:
@@ -155,12 +147,12 @@ def one_of(*choices: Any) -> OneOf:
     return OneOf(choices)
 
 
-def convert(value: Any, expected: Any) -> Any:
+def convert(value: Any, expected: type) -> Any:
     """Convert a value to a type: an int to float, a list to tuple or a tuple to list. Others must match.
 
     Args:
         value: a value of plain types.
-        expected: the type; ``object`` and ``NoneType`` mean any.
+        expected: the type; ``object`` means any.
 
     Returns:
         The value, converted.
@@ -168,25 +160,22 @@ def convert(value: Any, expected: Any) -> Any:
     Raises:
         ConfigError: it cannot be converted.
     """
-    if type(value) is expected or expected in (_ANY, type(None)) or (expected is str and isinstance(value, ObjectName)):
+    if type(value) is expected or expected is object or (expected is str and isinstance(value, ObjectName)):
         return value
     if (expected is float and type(value) is int) or (expected in (list, tuple) and isinstance(value, list | tuple)):
+        new: Any = expected
         with suppress(OverflowError):  # an int that no float can hold
-            return expected(value)
-    raise _mismatch(expected.__name__, value)
-
-
-def _mismatch(expected: str, value: Any) -> ConfigError:
-    return ConfigError(f"expected {expected}, got {value!r} ({type(value).__name__})")
+            return new(value)
+    raise ConfigError(f"expected {expected.__name__}, got {value!r} ({type(value).__name__})")
 
 
 def coerce(value: Any, declared: Typed | None, expected: type) -> Any:
-    """Parse, check and convert a merged value for its key.
+    """Check and convert a merged value for its key. Text is parsed if the key takes no text, as in yacs.
 
     Args:
-        value: from a file (unquoted scalars are :class:`Plain`), a command line (all strings are) or another config.
+        value: from a file, a command line or another config.
         declared: the key's declaration, or None.
-        expected: without a declaration, the type of the key's present value (``object``: any).
+        expected: without a declaration, the type to convert to.
 
     Returns:
         The value for the key.
@@ -194,37 +183,17 @@ def coerce(value: Any, declared: Typed | None, expected: type) -> Any:
     Raises:
         ConfigError: the key does not take it; the message does not name the key.
     """
-    expected = str if expected is ObjectName else expected  # the key's present value
-    check: Callable[[Any], Any] = functools.partial(convert, expected=expected)
-    if declared is not None:
-        expected, check = declared.type, declared.check
-    readings = [value]  # the possible values of a string, the most likely first
-    if isinstance(value, str) and not isinstance(value, ObjectName):
-        text = str(value)
-        readings = [text]
-        if expected is not str and type(value) is Plain:
-            readings = [literal(text), text]
-        elif expected not in (str, _ANY):
-            readings = [text, literal(text)]
+    check = declared.check if declared else partial(convert, expected=expected)
+    value = clean(value)
     try:
-        return check(clean(readings[0]))
+        return check(value)
     except ConfigError:
-        for other in readings[1:]:
-            with suppress(ConfigError):
-                return check(clean(other))
-        raise
+        if type(value) is not str or literal(value) == value:
+            raise
+        return check(literal(value))
 
 
 # ---------------------------------------------------------------------- text and plain data
-
-
-class Plain(str):
-    """An unquoted YAML scalar, or a command-line value.
-
-    It is parsed as a Python literal, unless its key takes a string.
-    """
-
-    __slots__ = ()
 
 
 def literal(text: str) -> Any:
@@ -234,18 +203,16 @@ def literal(text: str) -> Any:
         text: such as ``"1e-3"``, ``"(1, 2)"``, ``"None"``, ``"resnet"``.
 
     Returns:
-        The value, or ``text`` as a plain ``str`` if it is not a literal that a config can hold.
+        The value, or ``text`` if it is not a literal that a config can hold.
     """
-    if text in _WORDS:
-        return _WORDS[text]
     try:
-        return clean(literal_eval(text))
+        return _WORDS[text] if text in _WORDS else clean(literal_eval(text))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return str(text)
+        return text
 
 
 def clean(value: Any) -> Any:
-    """Deep-copy ``value`` into plain types. Unquoted scalars in it are parsed as literals, and ``~/`` is expanded.
+    """Deep-copy ``value`` into plain types. In text that begins with ``~/``, the home folder is put for ``~``.
 
     Args:
         value: None, bool, int, float, str, or a list, tuple or mapping of these.
@@ -256,27 +223,22 @@ def clean(value: Any) -> Any:
     Raises:
         ConfigError: it holds another type.
     """
-    if type(value) is Plain:
-        value = literal(value)
-    if type(value) in _SCALARS or isinstance(value, ObjectName):
-        return expanded(value)
     if isinstance(value, os.PathLike):
-        return expanded(os.fspath(value))
+        value = os.fspath(value)
+    if type(value) is str:
+        return os.path.expanduser(value) if value.startswith("~/") else value
+    if type(value) in (type(None), bool, int, float) or isinstance(value, ObjectName):
+        return value
+    if type(value) in (list, tuple):
+        return type(value)(map(clean, value))
+    if isinstance(value, Mapping):
+        return {key: clean(item) for key, item in value.items()}
     if getattr(value, "shape", None) == ():  # a number of numpy or torch
         return value.item()
-    if type(value) in (list, tuple):
-        return (tuple if type(value) is tuple else list)(map(clean, value))
-    if isinstance(value, Mapping):
-        return {str(key) if isinstance(key, str) else key: clean(item) for key, item in value.items()}
     raise ConfigError(
-        f"a config cannot hold {value!r} ({type(value).__name__}): only numbers, strings, bools, None, "
-        "and lists, tuples and mappings of them"
+        f"a config cannot hold a {type(value).__name__}: it holds None, bool, int, float, str, list, tuple, CfgNode. "
+        'Name a class or function as "module:Name", or pass objects to Trainer(...) and trainer.register_hooks([...])'
     )
-
-
-def expanded(value: Any) -> Any:
-    """Return text that begins with ``~/`` with the path of the home folder, and any other value as it is."""
-    return os.path.expanduser(value) if type(value) is str and value.startswith("~/") else value
 
 
 def same(a: Any, b: Any) -> bool:
@@ -310,7 +272,7 @@ class ObjectName(str):
     is_component: bool
 
     def __new__(cls, value: Any, is_component: bool | None = None) -> "ObjectName":
-        is_partial = isinstance(value, functools.partial)
+        is_partial = isinstance(value, partial)
         named = value.func if is_partial else value
         is_named = inspect.isclass(named) or inspect.isroutine(named)
         named = named if is_named else type(named)

@@ -20,7 +20,6 @@ from ...config.components import args_key, errors_at
 from ...config.errors import MismatchError
 from ...config.other_names import hint_of_epochs, key_for
 from ...config.values import ObjectName, clean
-from ...config.yaml_files import merging
 from .. import comm
 from ..data.build import NoTrainData, is_loader
 from ..data.datasets import ArrayDataset
@@ -139,8 +138,7 @@ def _base(config: Any) -> CfgNode:
 
 
 def _merge(cfg: CfgNode, keys: Mapping[str, Any]) -> None:
-    with merging(cfg) as merge:
-        merge.overrides(keys.items())
+    cfg.merge_from_pairs(keys.items())
 
 
 def _named(value: Any, is_component: bool | None = None) -> tuple[str, dict[str, Any]]:
@@ -187,7 +185,7 @@ def _with_objects(cfg: CfgNode, value: Any, key: str = "") -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     is_function = "COLLATE_FN" in key
-    if f"{key}.NAME" in cfg.full_keys():
+    if f"{key}.NAME" in dict(cfg.walk()):
         return {"NAME": ObjectName(value, False if is_function else None)}
     return ObjectName(value, False if is_function else None) if is_function or args_key(key.split(".")[-1]) else value
 

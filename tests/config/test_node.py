@@ -70,18 +70,19 @@ def test_command_line_values_are_decoded_for_their_key(cfg, key, text, value):
 # ---------------------------------------------------------------- merging
 
 
-def test_all_wrong_keys_are_reported_and_nothing_changes(cfg, write):
+@pytest.mark.parametrize("wrong", ["SOLVER: {BASE_LR: [1]}", "SOLVER: {GAMA: 1}", "NOPE: 1"])
+def test_a_wrong_key_or_value_is_an_error_and_nothing_changes(cfg, write, wrong):
     before = cfg.clone()
-    path = write("SEED: 5\nSOLVER: {BASE_LR: [1], GAMA: 1}\nMODEL: {NAME: B, ARGS: {a: 1}}\nNOPE: 1")
+    write("SEED: 5\nMODEL: {NAME: B, ARGS: {a: 1}}", "base.yaml")
+    path = write(f"_BASE_: base.yaml\n{wrong}")
     with pytest.raises(ConfigError) as info:
         cfg.merge_from_file(path)
-    lines = str(info.value).splitlines()
-    for line, key in zip(lines, ("SOLVER.BASE_LR", "SOLVER.GAMA", "NOPE"), strict=True):
-        assert line.startswith(f"{path}: ")
-        assert key in line
-    with pytest.raises(UnknownKeyError, match=r"'A'.*\n.*'B'"):
+    assert str(info.value).startswith(f"{path}: ")
+    with pytest.raises(UnknownKeyError, match="'A'"):
         cfg.merge_from_list(["SEED", "1", "A", "1", "B", "2"])
     assert cfg == before
+    cfg.merge_from_file(write("MODEL: {NAME: B}"))
+    assert cfg.MODEL.NAME == "B"
 
 
 def test_overrides_are_pairs_or_assignments(cfg):
@@ -146,7 +147,6 @@ def test_the_home_folder_is_expanded_wherever_a_value_begins_with_it(cfg, write,
     [
         lambda c: setattr(c, "SEED", 1),
         lambda c: c.__setitem__("SEED", 1),
-        lambda c: c.__delitem__("SEED"),
         lambda c: c.merge_from_list(["SEED", 1]),
         lambda c: c.SOLVER.merge_from_other_cfg({"BASE_LR": 1}),
     ],
@@ -201,11 +201,9 @@ def test_a_dump_restores_every_value(write):
     assert loaded.dump() == cfg.dump()
 
 
-def test_a_value_that_cannot_be_dumped_is_named(cfg):
-    cfg.SOLVER["X"] = object()
-    with pytest.raises(ConfigError, match=r"SOLVER\.X: a config cannot hold"):
-        cfg.dump()
-    with pytest.raises(ConfigError, match="Y: "):
-        cfg.SOLVER.Y = object()
-    with pytest.raises(ConfigError, match=r"A\.B: "):
+def test_a_value_that_no_file_can_hold_is_refused_when_it_is_set(cfg):
+    for change in (lambda: setattr(cfg.SOLVER, "Y", object()), lambda: cfg.SOLVER.update(Y=object())):
+        with pytest.raises(ConfigError, match="Y: a config cannot hold"):
+            change()
+    with pytest.raises(ConfigError, match="cannot hold a object"):
         CfgNode({"A": {"B": object()}})

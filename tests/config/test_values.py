@@ -20,7 +20,7 @@ def test_copies_and_configs_are_independent():
         copied.defrost()
         copied.SIZES[0].append(1)
     assert cfg.SIZES == [[32], [64, 128]]
-    assert type(cfg.to_dict()["SIZES"]) is list
+    assert type(cfg.clone()["SIZES"]) is list
     assert get_cfg().diff(cfg).keys() == {"HOOKS", "SIZES"}
 
 

@@ -1,7 +1,6 @@
 """A folder in which people make mistakes, and a check that a mistake is refused."""
 
 import contextlib
-import os
 
 import torch
 from loggers import unchanged_logging
@@ -26,13 +25,7 @@ def make_folder(folder):
     for name in ("mine/config.yaml", "mine/log.txt", "mine/model.py", "mine/model_best.pth", "sub/beside.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).touch()
-    (folder / "fifo").mkdir()
-    os.mkfifo(folder / "fifo/config.yaml")
     (folder / "wrong_import.py").write_text("import no_such_package_of_anyone\n")
-    (folder / "chain").mkdir()
-    for number in range(500):
-        (folder / f"chain/{number}.yaml").write_text(f"_BASE_: {number + 1}.yaml\n")
-    (folder / "zero.yaml").symlink_to("/dev/zero")
     (folder / "bad_syntax.py").write_text("model = (\n")
     (folder / "bad.py").write_text("from hookline.config import LazyCall as L\nmodel = L(dict)(x=1)\n")
     torch.save({"something": torch.ones(3)}, folder / "other.pth")

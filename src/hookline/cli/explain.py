@@ -48,7 +48,7 @@ def explain(name: str) -> str:
         UnknownKeyError: there is neither a key nor a component of that name; the message suggests the nearest.
     """
     cfg, wanted = get_cfg(), name.strip(".")
-    keys = ["", *cfg.full_keys()]
+    keys = ["", *dict(cfg.walk())]
     for key in keys:
         if key.upper() == wanted.upper():
             return "\n".join(filter(str.strip, _about_key(cfg, key)))
@@ -109,7 +109,7 @@ def _type_text(declared: Typed) -> str:
     if isinstance(declared.kind, OneOf):
         return ", ".join(map(_text, declared.kind.choices))
     text = _DURATIONS.get(declared.kind, declared.type.__name__)
-    for words, limit in (("at least", declared.least), ("at most", declared.most)):
+    for words, limit in (("at least", declared.min), ("at most", declared.max)):
         if limit is not None and limit < 10**9:
             text += f", {words} {limit}"
     return f"{text} or None" if declared.optional or declared.default is None else text
