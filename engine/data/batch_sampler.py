@@ -29,8 +29,10 @@ def takes_start(sampler: Any) -> bool:
     set_epoch = getattr(sampler, "set_epoch", None)
     if set_epoch is None or "start" not in inspect.signature(set_epoch).parameters:
         return False
-    definers = [cls for cls in type(sampler).__mro__ if vars(cls).keys() & {"set_epoch", "__iter__"}]
-    return not definers or "set_epoch" in vars(definers[0]) or "set_epoch" in vars(sampler)
+    for cls in type(sampler).__mro__:
+        if vars(cls).keys() & {"set_epoch", "__iter__"}:
+            return "set_epoch" in vars(cls) or "set_epoch" in vars(sampler)
+    return True
 
 
 def has_state(source: Any) -> bool:

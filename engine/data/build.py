@@ -124,13 +124,16 @@ def _training_data(cfg: CfgNode) -> tuple[list[Any], Any]:
     parts: list[Any] = []
     for i, entry in enumerate(cfg.DATASETS.TRAIN):
         parts.append(_built(entry, f"DATASETS.TRAIN[{i}]"))
-    keys = [f"DATALOADER.{key}" for key in ("MAX_TOKENS", "OVERFIT_BATCHES") if cfg.DATALOADER[key]]
+    what = ""
     if len(parts) > 1 or _ratios(cfg):
-        keys.append("DATASETS.TRAIN: RATIO, or more than one set,")
-    for part in parts if keys else ():
+        what = "DATASETS.TRAIN: RATIO, or more than one set,"
+    for key in ("MAX_TOKENS", "OVERFIT_BATCHES"):
+        if cfg.DATALOADER[key]:
+            what = f"DATALOADER.{key}"
+    for part in parts if what else ():
         if is_loader(part) or isinstance(part, IterableDataset):
             raise ConfigError(
-                f"{keys[0]} needs data sets with indices, and {type(part).__name__} is iterable: use it alone, or put "
+                f"{what} needs data sets with indices, and {type(part).__name__} is iterable: use it alone, or put "
                 "its samples into a list"
             )
     dataset = parts[0] if len(parts) == 1 else _concatenated(parts)
@@ -146,18 +149,21 @@ def _ratios(cfg: CfgNode) -> list[float]:
     Raises:
         ConfigError: some have none, or something else decides the order or number of samples, too.
     """
-    entries = [entry for entry in cfg.DATASETS.TRAIN if isinstance(entry, Mapping) and "RATIO" in entry]
-    if not entries and not cfg.DATALOADER.MAX_TOKENS:
+    ratios = []
+    for entry in cfg.DATASETS.TRAIN:
+        if isinstance(entry, Mapping) and "RATIO" in entry:
+            ratios.append(entry["RATIO"])
+    if not ratios and not cfg.DATALOADER.MAX_TOKENS:
         return []
-    what = "RATIO" if entries else "DATALOADER.MAX_TOKENS"
-    if entries and len(entries) < len(cfg.DATASETS.TRAIN):
+    what = "RATIO" if ratios else "DATALOADER.MAX_TOKENS"
+    if ratios and len(ratios) < len(cfg.DATASETS.TRAIN):
         raise ConfigError("DATASETS.TRAIN: give each set a RATIO, or none")
     defaults, settings = get_cfg().DATALOADER, cfg.DATALOADER
-    others = ("MAX_TOKENS",) if entries else ("DROP_LAST",)
+    others = ("MAX_TOKENS",) if ratios else ("DROP_LAST",)
     for key in ("SAMPLER_TRAIN", "SAMPLER_ARGS", "OVERFIT_BATCHES", "ITERS_PER_EPOCH", *others):
         if settings[key] != defaults[key]:
             raise ConfigError(f"DATALOADER.{key}: does not go together with {what}, which decides that itself")
-    return [entry["RATIO"] for entry in entries]
+    return ratios
 
 
 def _concatenated(parts: list[Any]) -> Any:
@@ -323,11 +329,12 @@ def check_data(cfg: CfgNode) -> None:
     TRAIN_SLOT.check(cfg)
     TEST_SLOT.check(cfg)
     names = list(map(name_of, cfg.DATASETS.TEST))
-    if repeated := next(filter(lambda name: names.count(name) > 1, names), None):
-        raise ConfigError(
-            f"DATASETS.TEST names {repeated!r} twice, and metrics are named after their test set: "
-            f'give one of them another name, {{NAME: "{repeated}", AS: "other"}}'
-        )
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"DATASETS.TEST names {name!r} twice, and metrics are named after their test set: "
+                f'give one of them another name, {{NAME: "{name}", AS: "other"}}'
+            )
     _ratios(cfg)
     SAMPLER_SLOT.check(cfg)
     check_collate_fn(cfg)

@@ -46,7 +46,7 @@ class ArrayDataset(Dataset[tuple[torch.Tensor, ...]]):
     deterministic = True
 
     def __init__(self, *tensors: torch.Tensor) -> None:
-        if not tensors or any(len(tensor) != len(tensors[0]) for tensor in tensors):
+        if len(set(map(len, tensors))) != 1:
             raise ValueError(f"expected tensors of the same length, got {[tuple(t.shape) for t in tensors]}")
         self.tensors = tensors
 

@@ -101,20 +101,9 @@ class EpochIterator:
         self._state = None
         if self._noted:
             self._placed = self._noted.popleft()
-        if type(read) is Collated or self._parts > 1:
-            read = self._first_of(read)
-        else:
-            self.num_samples = None
-        return read
-
-    def _first_of(self, read: Any) -> Any:
-        """Return the first micro-batch, and keep the others for the next calls; the batch itself if it is whole."""
         found = read if type(read) is Collated else [(read, None)]
         if self._parts > 1:
-            whole, size = found[0]
-            is_cut = len(found) > 1 or (size is not None and self._made_parts > 1)
-            self._left.extend(found if is_cut else split_batch(whole, self._parts, size))
-            found = [self._left.popleft()]
+            found = self._first_of(found)
         elif len(found) > 1:
             raise RuntimeError(
                 f"the data loader makes {self._made_parts} micro-batches of each batch until its pass ends: read them "
@@ -122,6 +111,13 @@ class EpochIterator:
             )
         [(batch, self.num_samples)] = found
         return batch
+
+    def _first_of(self, found: list[tuple[Any, int | None]]) -> list[tuple[Any, int | None]]:
+        """Return the first micro-batch, and keep the others for the next calls."""
+        whole, size = found[0]
+        is_cut = len(found) > 1 or (size is not None and self._made_parts > 1)
+        self._left.extend(found if is_cut else split_batch(whole, self._parts, size))
+        return [self._left.popleft()]
 
     def micro_batches(self, parts: int, fetch: Callable[[], Any]) -> list[tuple[Any, int | None]]:
         """Read a batch in micro-batches, and return each with its number of samples.
@@ -344,14 +340,15 @@ class EpochIterator:
     def _measure(self) -> None:
         """Set what depends on the loader's length."""
         (given, length), own = self._given, length_of(self.loader)
-        limits = length(given) if callable(length) else length, length_of(given)
-        self.length: Any = min((limit for limit in limits if limit is not None), default=None)
+        limit, self.length = length(given) if callable(length) else length, length_of(given)
+        if limit is not None:
+            self.length = limit if self.length is None else min(limit, self.length)
         if self.length == 0:
             raise ValueError("the data loader is empty: it has no batches")
         # Epochs are only counted; passes over the loader are numbered separately.
         self._endless = own is None and self.length is not None
         # Unused batches at the end of each pass.
-        self._cut = 0 if own is None else own - self.length
+        self._cut = 0 if own is None else own - self.length  # type: ignore[operator]
         # The loader's batch sampler, its sampler or itself: the first that has set_epoch.
         owners = getattr(self.loader, "batch_sampler", None), getattr(self.loader, "sampler", None), self.loader
         self._sampler = next((owner for owner in owners if hasattr(owner, "set_epoch")), None)

@@ -158,7 +158,12 @@ class SeededLoader(WorkerLoader):
         self.__dict__["batch_sampler"] = self._make_batches()  # DataLoader's __setattr__ refuses it
 
     def __iter__(self) -> Any:
-        with swapped(self, dataset=_BatchReader(self.dataset, self.collate_fn, self.seed), collate_fn=identity):
+        collate: Any = self.collate_fn
+        if isinstance(collate, Collate):
+            reader = _reader_for(self, collate.collate, collate.parts)
+        else:
+            reader = _reader_for(self, collate, 0)
+        with swapped(self, dataset=reader, collate_fn=identity):
             return super().__iter__()
 
 
@@ -192,20 +197,18 @@ def identity(batch: Any) -> Any:
 
 
 class _BatchReader(Dataset[Any]):
-    """Reads and collates whole batches of a data set, seeding as :class:`SeededLoader` says.
+    """Reads and collates whole batches of a data set.
 
-    Seeding all generators takes longer than reading a small sample, and most data sets draw from one or none. So only
-    torch's is always seeded. The first batch that draws from Python's or NumPy's is read again, with that one seeded.
-
-    With a :class:`Collate` it returns :class:`Collated`.
+    Args:
+        dataset: map-style.
+        collate: makes a batch of a list of samples.
+        parts: number of micro-batches to make of each batch, at most; it then returns :class:`Collated`. 0: batches.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[Any], Any], seed: int | None) -> None:
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any], parts: int = 0) -> None:
         self._dataset = dataset
-        self._parts = collate.parts if isinstance(collate, Collate) else 0
-        self._collate = collate.collate if isinstance(collate, Collate) else collate
-        self._seed = seed
-        self._drawn: set[str] = set()
+        self._collate = collate
+        self._parts = parts
         # A Subset reads whole batches only if its data set does.
         owner = dataset
         while isinstance(owner, Subset) and type(owner).__getitems__ is Subset.__getitems__:
@@ -213,26 +216,15 @@ class _BatchReader(Dataset[Any]):
         self._fetch = getattr(dataset, "__getitems__", None) if hasattr(owner, "__getitems__") else None
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        if self._seed is None:
-            return self._read_parts(indices)
-        while True:
-            with generators_for_reading() as drawn_from:
-                batch = self._read_parts(indices)
-                drawn = drawn_from()
-            if drawn <= self._drawn:
-                return batch
-            self._drawn |= drawn
-
-    def _read_parts(self, indices: Sequence[int]) -> Any:
         if self._parts < 2:
-            whole = self._read(indices, may_be_empty=True)
+            whole = self._read(indices)
             return Collated([whole]) if self._parts else whole[0]
         pieces = cut(indices, self._parts)
-        read = [one for one in map(self._read, pieces) if one[1]]
-        return Collated(read or [self._read(pieces[0], may_be_empty=True)])
+        read = [one for piece in pieces if (one := self._read(piece, may_be_empty=False))[1]]
+        return Collated(read or [self._read(pieces[0])])
 
-    def _read(self, indices: Sequence[int], may_be_empty: bool = False) -> tuple[Any, int]:
-        """Return a batch and its number of samples, with the generators seeded for each sample.
+    def _read(self, indices: Sequence[int], may_be_empty: bool = True) -> tuple[Any, int]:
+        """Return a batch and its number of samples.
 
         Args:
             indices: of the samples.
@@ -244,14 +236,7 @@ class _BatchReader(Dataset[Any]):
         """
         samples: Any = None
         try:
-            if self._seed is not None:
-                epoch, places = (indices.epoch, indices.places) if isinstance(indices, PlacedBatch) else (0, indices)
-                samples = self._seeded_samples(indices, places, stream_key(self._seed, epoch, SAMPLE))
-                seed_generators(stream_key(self._seed, epoch, COLLATE), places[0], self._drawn)
-            elif self._fetch is not None:
-                samples = self._fetch(indices)
-            else:
-                samples = [self._sample(index) for index in indices]
+            samples = self._samples(indices)
             number = present(samples) if isinstance(samples, list) else len(indices)
             return self._collate(samples) if number or may_be_empty else None, number
         except Exception as error:
@@ -266,15 +251,8 @@ class _BatchReader(Dataset[Any]):
             clear.__notes__ = error.__notes__
             raise clear from error
 
-    def _seeded_samples(self, indices: Sequence[int], places: Sequence[int], key: int) -> Any:
-        if self._fetch is not None:
-            seed_generators(key, places[0], self._drawn)
-            return self._fetch(indices)
-        samples = []
-        for place, index in zip(places, indices, strict=True):
-            seed_generators(key, place, self._drawn)
-            samples.append(self._sample(index))
-        return samples
+    def _samples(self, indices: Sequence[int]) -> Any:
+        return list(map(self._sample, indices)) if self._fetch is None else self._fetch(indices)
 
     def _sample(self, index: int) -> Any:
         try:
@@ -282,6 +260,48 @@ class _BatchReader(Dataset[Any]):
         except Exception as error:
             note_sample(error, f"sample {index} of {type(self._dataset).__name__}")
             raise
+
+
+class _SeededReader(_BatchReader):
+    """Seeds the generators before each sample and each batch, as :class:`SeededLoader` says.
+
+    Seeding all generators takes longer than reading a small sample, and most data sets draw from one or none. So only
+    torch's is always seeded. The first batch that draws from Python's or NumPy's is read again, with that one seeded.
+    """
+
+    def __init__(self, seed: int, *args: Any) -> None:
+        super().__init__(*args)
+        self._seed = seed
+        self._drawn: set[str] = set()
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        while True:
+            with generators_for_reading() as drawn_from:
+                batch = super().__getitems__(indices)
+                drawn = drawn_from()
+            if drawn <= self._drawn:
+                return batch
+            self._drawn |= drawn
+
+    def _samples(self, indices: Sequence[int]) -> Any:
+        epoch, places = (indices.epoch, indices.places) if isinstance(indices, PlacedBatch) else (0, indices)
+        key = stream_key(self._seed, epoch, SAMPLE)
+        if self._fetch is not None:
+            seed_generators(key, places[0], self._drawn)
+            samples = self._fetch(indices)
+        else:
+            samples = []
+            for place, index in zip(places, indices, strict=True):
+                seed_generators(key, place, self._drawn)
+                samples.append(self._sample(index))
+        seed_generators(stream_key(self._seed, epoch, COLLATE), places[0], self._drawn)
+        return samples
+
+
+def _reader_for(loader: Any, collate: Callable[[Any], Any], parts: int) -> _BatchReader:
+    seed = getattr(loader, "seed", None)
+    args = loader.dataset, collate, parts
+    return _BatchReader(*args) if seed is None else _SeededReader(seed, *args)
 
 
 def note_sample(error: Exception, name: str) -> None:
@@ -311,9 +331,8 @@ def iterate(loader: Any, parts: int = 1) -> Iterator[Any]:
         # iter() draws a seed for its workers here. Draw it too, so that later random numbers are the same.
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         if loader.batch_sampler is None:  # the samples are batches already
-            return _batches(lambda index: loader.collate_fn(loader.dataset[index]), indices)
-        reader = _BatchReader(loader.dataset, Collate(loader.collate_fn, parts), getattr(loader, "seed", None))
-        return _batches(reader.__getitems__, indices)
+            return map(loader.collate_fn, map(loader.dataset.__getitem__, indices))
+        return map(_reader_for(loader, loader.collate_fn, parts).__getitems__, indices)
     if not collates(loader):
         return iter(loader)
     collate = Collate(loader.collate_fn, parts)
@@ -340,15 +359,6 @@ def collates(loader: Any) -> bool:
         return False
     definer = type(loader).__iter__.__module__.partition(".")[0]
     return definer in ("torch", "torchdata", __name__.partition(".")[0])
-
-
-def _batches(read: Callable[[Any], Any], batches: Iterator[Any]) -> Iterator[Any]:
-    for indices in batches:
-        try:
-            made = [read(indices)]
-        except StopIteration:  # the caller reports that the data ended early
-            return
-        yield made.pop()  # this frame keeps no batch alive
 
 
 class LimitedLoader:

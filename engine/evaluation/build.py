@@ -195,8 +195,9 @@ def check_evaluation(cfg: CfgNode) -> None:
     Raises:
         ConfigError: the first problem found.
     """
-    if wrong := [name for name in cfg.TEST.PREDICTIONS_COLUMNS if not isinstance(name, str) or not name]:
-        raise ConfigError(f"TEST.PREDICTIONS_COLUMNS: {wrong[0]!r} is not the name of a column")
+    for name in cfg.TEST.PREDICTIONS_COLUMNS:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"TEST.PREDICTIONS_COLUMNS: {name!r} is not the name of a column")
     EVALUATOR_SLOT.check(cfg)
     asks = EVALUATOR_SLOT.name(cfg) != "MetricsEvaluator"  # others may have the attribute
     for name, args, key in METRICS_SLOT.entries(cfg):

@@ -125,8 +125,10 @@ def inference_on_dataset(
         callbacks.get("on_start", _nothing)()
         own: Iterable[Any] = islice(whole_pass(data_loader), max_batches)
         if comm.is_main_process():
-            limits = [limit for limit in (length_of(data_loader), max_batches) if limit is not None]
-            own = with_progress(own, min(limits, default=None), f"Evaluating {name}", progress_bar)
+            total = length_of(data_loader)
+            if max_batches is not None:
+                total = max_batches if total is None else min(total, max_batches)
+            own = with_progress(own, total, f"Evaluating {name}", progress_bar)
         for (batch, number), counts in counted(model, own):
             ran = True
             if device is not None:

@@ -65,7 +65,7 @@ class MeanMetric:
     def compute(self) -> float:
         """Return the mean over all ranks; NaN without data."""
         shares = comm.all_gather((float(self._sum), float(self._count)))
-        total, count = (sum(values) for values in zip(*shares, strict=True))
+        total, count = map(sum, zip(*shares, strict=True))
         return total / count if count else float("nan")
 
 
@@ -224,8 +224,10 @@ def whole_states(metric: Any) -> Iterator[None]:
 
     torchmetrics gathers lists entry by entry, which fails or hangs if the ranks' lists have different lengths.
     """
-    found = metric.modules() if comm.get_world_size() > 1 and isinstance(metric, nn.Module) else ()
-    ours: list[Any] = [one for one in found if hasattr(one, "_sync_dist") and _gathers_by_default(one)]
+    if comm.get_world_size() == 1 or not isinstance(metric, nn.Module):
+        yield
+        return
+    ours: list[Any] = [one for one in metric.modules() if hasattr(one, "_sync_dist") and _gathers_by_default(one)]
     for one in ours:
         one._sync_dist = partial(_sync_states, one)
     try:

@@ -37,7 +37,7 @@ def evaluate_test_sets(
     parts: Any,
 ) -> dict[str, Any]:
     """See :meth:`DefaultTrainer.test`. ``parts`` is the trainer's class, or another object with its ``build_*``."""
-    names = [name_of(entry) for entry in cfg.DATASETS.TEST]
+    names = list(map(name_of, cfg.DATASETS.TEST))
     given = [evaluators] if isinstance(evaluators, DatasetEvaluator) else evaluators
     if given is not None and len(given) != len(names):
         raise ConfigError(f"DATASETS.TEST has {len(names)} sets, but {len(given)} evaluators were given")
