@@ -59,7 +59,8 @@ class HookList:
         self.hooks.extend(new)
         self.bind()
         try:
-            self.call("on_registered", hooks=new)
+            for hook in new:
+                hook.on_registered()
         except BaseException:
             self.hooks[:] = before
             self.bind()

@@ -151,12 +151,14 @@ class LRMultiplier(_TorchScheduler):
             if group["lr"] is not last:
                 follow_rates(self)
                 break
-        self._factor, self._last_lr = factor, [base_lr * factor for base_lr in self.base_lrs]
-        for group, rate in zip(groups, self._last_lr, strict=True):
+        self._factor, self._last_lr = factor, []
+        for group, base_lr in zip(groups, self.base_lrs, strict=True):
+            rate = base_lr * factor
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
+            self._last_lr.append(rate)
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain numbers; the schedule itself is rebuilt from the config."""

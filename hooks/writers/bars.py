@@ -18,7 +18,7 @@ from ..control.interruption import in_notebook
 from ..evaluation import flatten_names
 from .base import PERFORMANCE, format_number, metrics_to_show
 
-__all__ = ["LivePlot", "ProgressBar", "above_bar", "bar_is_shown", "is_shown", "with_progress"]
+__all__ = ["LivePlot", "ProgressBar", "above_bar", "is_shown", "with_progress"]
 
 _BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}"
 _CELLS = 6  # of the bar, at least
@@ -54,7 +54,7 @@ class ProgressBar(HookBase):
             self.after_step = self._advance  # type: ignore[method-assign]
 
     def before_train(self) -> None:
-        if "after_step" not in self.__dict__ or bar_is_shown():
+        if "after_step" not in self.__dict__ or ProgressBar._shown is not None:
             return
         from tqdm.auto import tqdm
 
@@ -79,14 +79,20 @@ class ProgressBar(HookBase):
         if self._bar is not None:
             self._bar.update(self.trainer.iter + 1 - self._bar.n)
 
-    def before_epoch(self) -> None:
-        self._describe()
+    def before_epoch(self, text: str = "") -> None:
+        """Show the epoch, or ``text``, before the bar."""
+        if self._bar is None:
+            return
+        trainer = self.trainer
+        if not text and trainer.iters_per_epoch:
+            epochs = -(-trainer.max_iter // trainer.iters_per_epoch)
+            text = f"epoch {min(trainer.epoch + 1, epochs)}/{epochs}: "
+        self._bar.set_description_str(text)
+
+    on_eval_end = before_epoch
 
     def before_eval(self) -> None:
-        self._describe("evaluating: ")
-
-    def on_eval_end(self) -> None:
-        self._describe()
+        self.before_epoch("evaluating: ")
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
         if self._bar is None or not in_notebook():
@@ -103,16 +109,6 @@ class ProgressBar(HookBase):
             self._table = display(table, display_id=True)
         else:
             self._table.update(table)
-
-    def _describe(self, text: str = "") -> None:
-        """Show ``text``, or the epoch, before the bar."""
-        if self._bar is None:
-            return
-        trainer = self.trainer
-        if not text and trainer.iters_per_epoch:
-            epochs = -(-trainer.max_iter // trainer.iters_per_epoch)
-            text = f"epoch {min(trainer.epoch + 1, epochs)}/{epochs}: "
-        self._bar.set_description_str(text)
 
     def after_write(self, metrics: Mapping[str, float]) -> None:
         if self._bar is None:
@@ -224,14 +220,9 @@ def above_bar() -> AbstractContextManager[None]:
     return nullcontext() if bar is None else bar.external_write_mode(file=bar.fp, nolock=True)
 
 
-def bar_is_shown() -> bool:
-    """Return whether this process shows a progress bar."""
-    return ProgressBar._shown is not None
-
-
 def is_shown(place: str) -> bool:
     """Return whether a log line is needless, as the bar ("bar") or a notebook's table ("table") shows its content."""
-    return bar_is_shown() and (place == "bar" or (place == "table" and in_notebook()))
+    return ProgressBar._shown is not None and (place == "bar" or (place == "table" and in_notebook()))
 
 
 def _is_terminal() -> bool:

@@ -90,7 +90,7 @@ class PeriodicWriter(HookBase):
     def _open(self) -> None:
         """Begin to write after the first step: an error before changes no file."""
         if self._waiting:
-            _raise(self._for_all(methodcaller("resume", self.trainer.start_iter), strict=True))
+            self._for_all(methodcaller("resume", self.trainer.start_iter), strict=True)
             self._waiting = False
 
     @for_subclasses
@@ -115,25 +115,23 @@ class PeriodicWriter(HookBase):
             # The last rows are off schedule: those of an interruption, or of the final evaluation. A run that continues
             # writes them again, from the storage, together with what its first step puts.
             self._state = self._position()
-        errors = self._for_all(self._collect)
-        if any(writer.takes_media for writer in self._row_writers) and not ending:
-            storage.clear_media()
-        if ending or time.monotonic() >= self._next_write:
-            errors += self._for_all(self._deliver)
-        _raise(errors)
+        acts = [self._collect, self._deliver] if ending or time.monotonic() >= self._next_write else [self._collect]
+        try:
+            self._for_all(*acts)
+        finally:
+            if not ending and any(writer.takes_media for writer in self._row_writers):
+                storage.clear_media()
         if trainer.listens("after_write"):
             window = next((writer._window_size for writer in self._row_writers), 20)
             rows, self._seen = storage.rows(window, self._seen)
             trainer.emit("after_write", {name: value for _, row in rows for name, value in row.items()})
 
     def before_save(self, path: str) -> None:
-        _raise(self._for_all(self._deliver) + self._for_all(methodcaller("sync")))
+        self._for_all(self._deliver, methodcaller("sync"))
 
     def after_run(self) -> None:  # after the last checkpoint
-        errors = self._for_all(self._deliver, strict=True)
-        errors += self._for_all(methodcaller("close"))
-        errors += self._for_all(methodcaller("finish", self._end_of_run()))
-        _raise(errors)
+        finish = methodcaller("finish", self._end_of_run())
+        self._for_all(self._deliver, methodcaller("close"), finish, strict=True)
 
     def _collect(self, writer: EventWriter) -> None:
         if isinstance(writer, RowWriter) and type(writer).write is RowWriter.write:
@@ -147,25 +145,29 @@ class PeriodicWriter(HookBase):
             writer.deliver()
         self._failing.discard(id(writer))
 
-    def _for_all(self, act: Callable[[EventWriter], Any], strict: bool = False) -> list[Exception]:
-        """Call ``act`` for every writer, and return the errors that end training: with ``strict`` all of them."""
+    def _for_all(self, *acts: Callable[[EventWriter], Any], strict: bool = False) -> None:
+        """Do each of ``acts`` with every writer, then raise the first error that ends training: with ``strict`` any."""
         errors: list[Exception] = []
-        for writer in self._writers:
-            try:
-                act(writer)
-            except OSError as error:
-                failure = error
-                if not isinstance(error, WriteError):
-                    failure = WriteError.of(getattr(writer, "path", "") or type(writer).__name__, error)
-                    failure.__cause__ = error
-                if strict or self._on_error == "stop":
-                    errors.append(failure)
-                elif id(writer) not in self._failing:
-                    self._failing.add(id(writer))
-                    logger.error("Training continues, and rows wait in memory: %s", failure)
-            except Exception as error:
-                errors.append(error)
-        return errors
+        for act in acts:
+            for writer in self._writers:
+                try:
+                    act(writer)
+                except OSError as error:
+                    failure = error
+                    if not isinstance(error, WriteError):
+                        failure = WriteError.of(getattr(writer, "path", "") or type(writer).__name__, error)
+                        failure.__cause__ = error
+                    if strict or self._on_error == "stop":
+                        errors.append(failure)
+                    elif id(writer) not in self._failing:
+                        self._failing.add(id(writer))
+                        logger.error("Training continues, and rows wait in memory: %s", failure)
+                except Exception as error:
+                    errors.append(error)
+        for other in errors[1:]:
+            errors[0].add_note(f"then also: {type(other).__name__}: {other}")
+        if errors:
+            raise errors[0]
 
     def _end_of_run(self) -> EndOfRun:
         trainer = self.trainer
@@ -196,11 +198,3 @@ class PeriodicWriter(HookBase):
         self._state = None
         for writer in self._row_writers:
             writer.load_state_dict(state_dict)
-
-
-def _raise(errors: list[Exception]) -> None:
-    """Raise the first error, with the others as notes. Do nothing if there are none."""
-    for other in errors[1:]:
-        errors[0].add_note(f"then also: {type(other).__name__}: {other}")
-    if errors:
-        raise errors[0]
