@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -69,22 +70,20 @@ class LossModule:
         Raises:
             ConfigError: ``strict`` is set, and it is the state of another loss.
         """
-        own = self.module.state_dict()
-        saved = state or {}
-        problem = "" if state is not None else "it has none"
-        for name in sorted({*self.names, *saved} if state is not None else ()):
-            there, here = (getattr(where.get(name), "shape", name in where) for where in (saved, own))
-            if there != here:
-                problem = f"{name} is {_described(there)}, this loss's is {_described(here)}"
-        if problem and strict and state is not None:
-            raise ConfigError(f"MODEL.LOSS: the checkpoint holds the state of another loss: {problem}")
-        if problem:
-            logger.warning("The loss keeps its state, the checkpoint's does not fit: %s", problem)
-        else:
-            buffers = {name: one for name, one in self.module.named_buffers() if name in saved}
-            if changed := [name for name, one in buffers.items() if not torch.equal(one.cpu(), saved[name].cpu())]:
-                logger.info("The loss's buffers get the checkpoint's values: %s", ", ".join(changed))
-            self.module.load_state_dict({**own, **saved})
+        if state is None:
+            logger.warning("The loss keeps its state: the checkpoint has none of a loss")
+            return
+        own, buffers = deepcopy(self.module.state_dict()), dict(self.module.named_buffers())
+        try:
+            # The class weights of torch's losses are the script's.
+            self.module.load_state_dict({**{name: own[name] for name in own.keys() - set(self.names)}, **state})
+        except RuntimeError as error:
+            if strict:
+                raise ConfigError(f"MODEL.LOSS: the checkpoint holds the state of another loss: {error}") from error
+            self.module.load_state_dict(own)
+            logger.warning("The loss keeps its state, the checkpoint's does not fit: %s", error)
+        if changed := [name for name in buffers.keys() & own.keys() if not torch.equal(buffers[name], own[name])]:
+            logger.info("The loss's buffers get the checkpoint's values: %s", ", ".join(sorted(changed)))
 
     def load_from(self, content: Mapping[str, Any], strict: bool = True) -> None:
         """Load the state from a checkpoint whose weights were loaded, if that has some; see :meth:`load_state_dict`.
@@ -125,7 +124,3 @@ class LossModule:
                 store[name] = one
                 if one is not None and value is not None:
                     one.detach().copy_(value)
-
-
-def _described(shape: Any) -> str:
-    return str(tuple(shape)) if isinstance(shape, torch.Size) else "there" if shape else "missing"

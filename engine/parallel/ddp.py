@@ -38,7 +38,6 @@ class DDP(Strategy):
         gradient_as_bucket_view: gradients are views of the communication buckets, which saves memory.
         bucket_cap_mb: size of a bucket; None: torch's default.
         compression: send gradients as float16 or bfloat16, which halves the traffic and lowers the precision.
-        sync_batch_norm: compute batch norm statistics over all ranks (on GPUs only).
     """
 
     find_unused_parameters: bool = False
@@ -47,7 +46,6 @@ class DDP(Strategy):
     gradient_as_bucket_view: bool = True
     bucket_cap_mb: int | None = None
     compression: Literal["none", "fp16", "bf16"] = "none"
-    sync_batch_norm: bool = False
 
     averages = True
     _graph_seen = False
@@ -59,10 +57,6 @@ class DDP(Strategy):
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         if comm.get_world_size() == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
             return model
-        if self.sync_batch_norm:
-            if device.type == "cpu":
-                raise ConfigError("PARALLEL.ARGS.sync_batch_norm: torch's SyncBatchNorm works on GPUs only")
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         options: dict[str, Any] = {_BUFFERS: self.broadcast_buffers}
         wrapped = DistributedDataParallel(
             model,

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -138,16 +137,7 @@ class Mesh(FSDP2):
         return comparing_widths(model, self._tensor_mesh, find_plan(self.plan, model))
 
     def explain(self, error: Exception, model: nn.Module) -> Exception | None:
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            return DDP().explain(error, model)
-        tensor = self._own_sizes()[2]
-        if tensor == 1 or not isinstance(error, RuntimeError) or not re.search("shape|size", str(error)):
-            return None
-        return RuntimeError(
-            f"{error}\nThe layers of PARALLEL.ARGS.plan are split over {tensor} ranks. A module between a "
-            '"colwise" and a "rowwise" layer has its part of the width: it must compute the number of heads from the '
-            'size of its input (view(n, length, -1, head_size)). Elsewhere, "colwise->replicate" gathers the output'
-        )
+        return DDP().explain(error, model)  # a mesh of copies alone
 
     def _own_sizes(self) -> tuple[int, int, int]:
         ranks = comm.get_world_size()

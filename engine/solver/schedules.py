@@ -1,7 +1,9 @@
 """Learning rate schedules of a config.
 
-Each entry of ``LR_SCHEDULER_REGISTRY`` takes the config and ``SOLVER.LR_SCHEDULER_ARGS``, and returns the factor of
-``SOLVER.BASE_LR`` as a function of progress. ``build_lr_scheduler`` adds the warm-up.
+The learning rate of step n is a group's base rate times ``factor(n / MAX_ITER)``. Each entry of
+``LR_SCHEDULER_REGISTRY`` takes the config and ``SOLVER.LR_SCHEDULER_ARGS``, and returns the factor as a function of
+progress. ``build_lr_scheduler`` adds the warm-up, and puts both into an ``LRMultiplier``, whose ``step()`` the hook
+``LRScheduler`` calls after each step.
 """
 
 import inspect
