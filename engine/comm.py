@@ -248,20 +248,9 @@ def barrier(name: str, timeout: float | None = None) -> None:
             f"barrier {name!r}: rank(s) {', '.join(missing)} did not come within {seconds:g} s "
             f"(rank {get_rank()} waited)"
         )
-    if is_main_process() and turn > 1:  # all ranks are here, so none waits at the previous turn
-        before = f"hookline/barrier/{name}/{turn - 1}"
-        for key in (before, *(f"{before}/{rank}" for rank in range(world_size))):
-            store.delete_key(key)
 
 
-def missing_ranks(
-    store: "dist.Store",
-    place: str,
-    rank: int,
-    size: int,
-    seconds: float,
-    given_up: Callable[[], bool] = lambda: False,
-) -> list[str]:
+def missing_ranks(store: "dist.Store", place: str, rank: int, size: int, seconds: float) -> list[str]:
     """Wait until all processes are at a place, a key of the store; return the ranks that did not come in time.
 
     Args:
@@ -269,7 +258,6 @@ def missing_ranks(
         place: the key.
         rank, size: of this process.
         seconds: how long to wait.
-        given_up: ends the waiting when it returns true.
     """
     store.add(place, 1)
     store.set(f"{place}/{rank}", "here")
@@ -277,7 +265,7 @@ def missing_ranks(
     # costs the store the same for each of many ranks.
     end, pause = time.monotonic() + seconds, 0.001
     while store.add(place, 0) < size:
-        if given_up() or time.monotonic() > end:
+        if time.monotonic() > end:
             return [str(one) for one in range(size) if not store.check([f"{place}/{one}"])]
         time.sleep(pause)
         pause = min(2 * pause, 0.05)

@@ -21,7 +21,7 @@ from ..config import CfgNode, ConfigError
 from ..config.errors import error_text
 from ..hooks.control.interruption import EXIT_INTERRUPTED, EXIT_RESUMABLE
 from . import comm
-from .ranks.process import GRACE, Failure, ends_without_answer, run_local_ranks, run_rank, watch_parent
+from .ranks.process import GRACE, ends_without_answer, first_failure, run_local_ranks, run_rank, watch_parent
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -174,8 +174,8 @@ def _join_torchrun(
         try:
             return run_rank(main_func, args, store, timeout, cuda)
         except ConfigError as error:
-            first = Failure.first(store)
-            if first is None or first.rank == rank:  # all ranks have the same message
+            first = first_failure(store)
+            if first is None or first[0] == rank:  # all ranks have the same message
                 print(error_text(error), end="", file=sys.stderr)
             raise SystemExit(error.exit_code) from None
 

@@ -9,7 +9,6 @@ stack traces and exits.
 import contextlib
 import ctypes
 import faulthandler
-import json
 import logging
 import multiprocessing
 import os
@@ -25,7 +24,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,7 +36,7 @@ from ...config import ConfigError
 from ...hooks.control.interruption import EXIT_INTERRUPTED, EXIT_RESUMABLE
 from .. import comm
 
-__all__ = ["GRACE", "Failure", "ends_without_answer", "run_local_ranks", "run_rank", "watch_parent"]
+__all__ = ["GRACE", "ends_without_answer", "first_failure", "run_local_ranks", "run_rank", "watch_parent"]
 
 logger = logging.getLogger(__name__)
 
@@ -134,8 +133,8 @@ def run_local_ranks(
             if stopped := [number for number in received if -number in codes]:  # ranks had no signal handlers yet
                 again = stopped[0] in (signal.SIGTERM, signal.SIGUSR1)
                 raise SystemExit(EXIT_RESUMABLE if again else 128 + stopped[0]) from None
-            first = Failure.first(store) or Failure(ranks[error.error_index], "error", str(error))
-            raise first.exception() from None
+            _, first = first_failure(store) or (0, error)
+            raise first from None
     if code := max(process.exitcode for process in context.processes):
         raise SystemExit(code)
     with contextlib.suppress(RuntimeError), ends_without_answer():  # machine 0 has ended, and the store with it
@@ -162,7 +161,7 @@ def _join(context: ProcessContext, ranks: range, store: dist.TCPStore, received:
                 text = f"process {process.pid} ended with exit code {code}{name}"
                 if -code not in received:  # a rank that raised an error has reported it, and the first failure counts
                     with ends_without_answer():
-                        Failure(ranks[index], "error", text).report(store)
+                        report(store, ranks[index], _failed_first(ranks[index], text))
                 _kill_group(process)  # to torch, a process has not ended while children of its own are left
                 context.join(timeout=GRACE, grace_period=GRACE)
                 if not any(one.is_alive() for one in context.processes):  # one has left a child in another group
@@ -261,12 +260,13 @@ def run_rank(
             patient = error.code and dist.is_torchelastic_launched()
             _leave(store, rank, world_size, timeout.total_seconds() if patient else _LEAVE)
             raise
+        stop.set()
         with ends_without_answer():
-            first = _report(error, store, rank, world_size)
-        if first.kind == "error":
+            first_rank, first = report(store, rank, _as_raised(error, rank, world_size, store))
+        if isinstance(first, ProcessRaisedException):
             # The last entry of the log, after the errors that follow from it. The console gets it from the launcher.
             logger.debug("%s", first)
-            if first.rank != rank:
+            if first_rank != rank:
                 error.add_note(str(first))  # torchrun shows the error of a rank
         raise
     finally:
@@ -286,10 +286,7 @@ def _meet(store: dist.TCPStore, rank: int, world_size: int, seconds: float) -> N
         raise ConfigError(f"{mine}; {first}. Start all machines with the same --num-machines and --num-gpus")
     if store.add(f"hookline/rank/{rank}", 1) > 1:
         raise ConfigError(f"rank {rank} is there already: give each machine its own --machine-rank")
-    missing = comm.missing_ranks(store, "hookline/here", rank, world_size, seconds, lambda: _has_failed(store))
-    if failure := Failure.first(store):
-        raise failure.exception()
-    if missing:
+    if missing := comm.missing_ranks(store, "hookline/here", rank, world_size, seconds):
         raise ConfigError(
             f"rank(s) {', '.join(missing)} did not join within {seconds:g} s "
             "(PARALLEL.TIMEOUT): start all machines, with the same number of processes on each"
@@ -302,21 +299,21 @@ def _leave(store: dist.Store, rank: int, world_size: int, seconds: float) -> boo
     A process that ends closes its connections. A rank that waits for it in a collective then fails at once.
     """
     try:
-        return not comm.missing_ranks(store, _LEFT, rank, world_size, seconds, lambda: _has_failed(store))
+        return not comm.missing_ranks(store, _LEFT, rank, world_size, seconds)
     except RuntimeError:  # the store is gone: its rank or launcher has left
         return False
 
 
 def _watch(store: dist.Store, rank: int, stop: threading.Event) -> None:
-    """End this process some time after another rank failed."""
-    while (first := Failure.first(store)) is None or first.rank == rank:
+    """End this process some time after a rank failed, unless it has failed itself."""
+    while (first := first_failure(store)) is None:
         if stop.wait(_LOOK_EVERY):
             return
     if stop.wait(_END_AFTER):
         return
-    if first.kind == "error":
-        logger.debug("%s", first)
-        print(f"rank {rank} is ended, since rank {first.rank} failed. Stacks of its threads:", file=sys.stderr)
+    if isinstance(first[1], ProcessRaisedException):
+        logger.debug("%s", first[1])
+        print(f"rank {rank} is ended, since rank {first[0]} failed. Stacks of its threads:", file=sys.stderr)
         faulthandler.dump_traceback(file=2)
     os._exit(1)
 
@@ -344,69 +341,47 @@ def watch_parent(parent: int, grace: float = 60.0) -> None:
 # ---------------------------------------------------------------------- failures
 
 
-class Failure(NamedTuple):
-    """How a rank failed.
+def first_failure(store: dist.Store) -> tuple[int, BaseException] | None:
+    """Return the rank that failed first, and what :func:`~hookline.engine.launch` raises for it.
 
-    Attributes:
-        rank: the rank.
-        kind: "config" (a ConfigError), "exit" (``sys.exit()``, Ctrl-C) or "error".
-        text: the message or the traceback.
-        code: the exit code, or the message of ``sys.exit()``.
+    None if no rank failed, or if the store is gone because the launcher has ended.
     """
-
-    rank: int
-    kind: str
-    text: str
-    code: int | str = 1
-
-    def __str__(self) -> str:
-        return f"Rank {self.rank} failed first:\n{self.text}"
-
-    @classmethod
-    def first(cls, store: dist.Store) -> "Failure | None":
-        """Return the first failure; None if there was none, or if the store is gone because the launcher has ended."""
-        try:
-            return cls(*json.loads(store.get(_FAILURE))) if store.check([_FAILURE]) else None
-        except RuntimeError:
-            return None
-
-    def report(self, store: dist.Store) -> "Failure":
-        """Write this failure to the store unless there is one already. Returns the first failure."""
-        try:
-            return Failure(*json.loads(store.compare_set(_FAILURE, "", json.dumps(self))))
-        except RuntimeError:  # the store is gone
-            return self
-
-    def exception(self) -> BaseException:
-        """Return what ``launch()`` raises."""
-        if self.kind == "config":
-            error = ConfigError(self.text)
-            error.exit_code = int(self.code)
-            return error
-        return SystemExit(self.code) if self.kind == "exit" else ProcessRaisedException(str(self), self.rank, -1)
+    try:
+        return pickle.loads(bytes.fromhex(store.get(_FAILURE).decode())) if store.check([_FAILURE]) else None
+    except RuntimeError:
+        return None
 
 
-def _has_failed(store: dist.Store) -> bool:
-    return Failure.first(store) is not None
+def report(store: dist.Store, rank: int, error: BaseException) -> tuple[int, BaseException]:
+    """Write the failure of a rank to the store unless there is one already. Returns the first failure."""
+    with contextlib.suppress(RuntimeError):  # the store is gone
+        store.compare_set(_FAILURE, "", pickle.dumps((rank, error)).hex())
+    return first_failure(store) or (rank, error)
 
 
-def _report(error: BaseException, store: dist.Store, rank: int, world_size: int) -> Failure:
-    """Report the error of a rank; return the first failure."""
+def _failed_first(rank: int, text: str) -> ProcessRaisedException:
+    return ProcessRaisedException(f"Rank {rank} failed first:\n{text}", rank, -1)
+
+
+def _as_raised(error: BaseException, rank: int, world_size: int, store: dist.Store) -> BaseException:
+    """Return what ``launch()`` raises for the error of a rank, without what cannot be pickled."""
     if isinstance(error, ConfigError):
-        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        return Failure(rank, "config", text, error.exit_code).report(store)
-    if isinstance(error, SystemExit | KeyboardInterrupt):
-        code = error.code if isinstance(error, SystemExit) else EXIT_INTERRUPTED
-        return Failure(rank, "exit", repr(error), code if isinstance(code, int) else str(code)).report(store)
+        raised = ConfigError("\n".join([str(error), *getattr(error, "__notes__", ())]))
+        raised.exit_code = error.exit_code
+        return raised
+    if isinstance(error, KeyboardInterrupt):
+        return SystemExit(EXIT_INTERRUPTED)
+    if isinstance(error, SystemExit):
+        return SystemExit(error.code if isinstance(error.code, int) else str(error.code))
     text = "".join(traceback.format_exception(error)).rstrip()
     if re.search(r"gloo/|NCCL|Dist\w*Error|TimeoutError", text):  # another rank is probably the cause
         end = time.monotonic() + _CAUSE
-        while time.monotonic() < end and not _has_failed(store):
+        while time.monotonic() < end and first_failure(store) is None:
             time.sleep(0.02)
         with contextlib.suppress(RuntimeError):  # the store is gone
             if left := [str(one) for one in range(world_size) if store.check([f"{_LEFT}/{one}"])]:
                 text += f"\nrank(s) {', '.join(left)} had ended before, without an error"
-    return Failure(rank, "error", text).report(store)
+    return _failed_first(rank, text)
 
 
 @contextlib.contextmanager
