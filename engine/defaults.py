@@ -401,7 +401,7 @@ class DefaultTrainer(SimpleTrainer):
         Returns:
             As for :meth:`test`.
         """
-        return testing.evaluate(self, max_batches)
+        return testing.evaluate(self, self._test, max_batches)
 
     @property
     def last_eval_results(self) -> Mapping[str, Any]:
@@ -424,8 +424,8 @@ class DefaultTrainer(SimpleTrainer):
     def state_dict(self) -> dict[str, Any]:
         """Add to the trainer's state what a resume with another config needs."""
         state = super().state_dict()
-        if self._inner is not None:
-            state |= self._inner.state_dict(self)
+        if self.inner_trainer is not None:
+            state |= self.inner_trainer.state_dict(self)
         return state if self.lengths is None else {**state, "run": differences.run_record(self)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -438,7 +438,7 @@ class DefaultTrainer(SimpleTrainer):
             differences.check_fits(self, run, config)
             differences.use_saved_seed(self, config)
         super().load_state_dict(state_dict)
-        if self._inner is not None:
-            self._inner.load_state_dict(self, state_dict)
+        if self.inner_trainer is not None:
+            self.inner_trainer.load_state_dict(self, state_dict)
         if run:
             differences.apply_config(self, run, config, built)

@@ -31,7 +31,7 @@ from .ranks.loss_weights import LossWeights, forward_backward_weighted
 from .resume.state import START_ANEW, check_complete, check_optimizer, data_of_this_rank, rng_of_this_rank
 from .solver.clipping import clipper_of
 from .solver.multi_optimizer import OptimizerList, as_list
-from .step.fast_path import FastOptimizer, backward
+from .step.fast_path import FastStep
 from .step.nonfinite import NonFinitePolicy, check_finite, detect_anomaly, scaled_step
 from .step.step_outputs import KeptForHooks, StepOutputs
 from .train_loop import Request, TrainerBase
@@ -81,14 +81,17 @@ class SimpleTrainer(TrainerBase):
     batch = KeptForHooks()
     outputs = KeptForHooks()
     strategy: Strategy | None = None
-    _inner: Any = None  # the inner trainer that a subclass has set, whose step is run
+    inner_trainer: Any = None  # that a subclass has set as _trainer; its step is run
+    async_write_metrics = False  # detectron2's; metrics never wait for the device
+    _step_outputs: StepOutputs | None = None  # if a hook asks for them
+    _whole_step: Any = None  # a compiled step, or optimizers that take turns
     _detect_anomaly = detect_anomaly
-    data_loader = property(attrgetter("_batches.given"), set_data_loader)
-    _data_loader_iter = property(attrgetter("_batches"), set_data_loader)  # detectron2's name
-    epoch = property(attrgetter("_batches.epoch"))
-    iters_per_epoch = property(attrgetter("_batches.length"))
-    epoch_ended = property(attrgetter("_batches.ended"))
-    sample_indices = property(attrgetter("_batches.indices"))
+    data_loader = property(attrgetter("batches.given"), set_data_loader)
+    _data_loader_iter = property(attrgetter("batches"), set_data_loader)  # detectron2's name
+    epoch = property(attrgetter("batches.epoch"))
+    iters_per_epoch = property(attrgetter("batches.length"))
+    epoch_ended = property(attrgetter("batches.ended"))
+    sample_indices = property(attrgetter("batches.indices"))
 
     def __init__(
         self,
@@ -112,12 +115,9 @@ class SimpleTrainer(TrainerBase):
         strategy: Strategy | None = None,
     ) -> None:
         super().__init__()
-        if model is data_loader is optimizer is None:  # a subclass sets them: see _complete()
+        if model is data_loader is optimizer is None:  # a subclass sets them: see add_missing_parts()
             return
-        self._step_outputs: StepOutputs | None = None  # if a hook asks for them
         self._pending_rng: dict[str, Any] | None = None  # restored right before the next step
-        # After an iteration, of all ranks: the states of random generators, and of loaders that have one of their own.
-        self._of_ranks: tuple[int, list[Any], list[Any]] = (-1, [], [])
         model.train()
         self.model = model
         self.optimizer: Any = as_list(optimizer, OptimizerList)
@@ -126,41 +126,39 @@ class SimpleTrainer(TrainerBase):
                 refuse_closure(type(one))
         self.gather_metric_period = gather_metric_period
         self.zero_grad_before_forward = zero_grad_before_forward
-        self.async_write_metrics = False
         self.adapter = adapter or ModelAdapter()
-        self.loss_module = loss_module_of(getattr(self.adapter, "loss", None), model)
+        if loss_module := loss_module_of(getattr(self.adapter, "loss", None), model):
+            self.loss_module = loss_module
         self.accumulation_steps = accumulation_steps
         self.clip_gradients = clip_gradients or clipper_of(self.optimizer)
         self.precision = precision
         self.device = torch.device(device) if device is not None else None
         if grad_scaler is None and precision is torch.float16:
-            grad_scaler = torch.amp.GradScaler(self._device_type())
+            grad_scaler = torch.amp.GradScaler(self.device_type)
         self.grad_scaler = grad_scaler
-        self._batches = EpochIterator(data_loader, iters_per_epoch, weakref.proxy(self))
+        self.batches = EpochIterator(data_loader, iters_per_epoch, weakref.proxy(self))
         self.nonfinite = NonFinitePolicy(nonfinite, nonfinite_limit)
         self.strategy = strategy or (DDP() if isinstance(model, DistributedDataParallel) else Strategy())
         check_strategy(self.strategy, model, data_loader, grad_scaler)
         if self.loss_module is not None and self.strategy.same_state_on_all_ranks:
             share_weights(self.loss_module.module)
-        self._backward = self.strategy.overridden("backward") or backward
-        self._fast = FastOptimizer(self.optimizer, self.strategy.overridden("step"))
-        self._whole_step: Any = None
+        self._fast = FastStep(self.optimizer, self.strategy)
         if isinstance(self.optimizer, OptimizerList):
             from .step.alternating import AlternatingStep, takes_turns  # only where it is used
 
-            self._whole_step = AlternatingStep() if takes_turns(model) else None
+            if takes_turns(model):
+                self._whole_step = AlternatingStep()
         if compile_step is not False:
             from .step.compiled_step import CompiledStep
 
             if self._whole_step is not None:
                 raise ConfigError("SOLVER.COMPILE_STEP: optimizers cannot take turns in a graph; set it to False")
             self._whole_step = CompiledStep({} if compile_step is True else compile_step)
-        self._averaging_ranks = comm.get_world_size() if self.strategy.averages else 1
 
-    def _complete(self) -> None:
+    def add_missing_parts(self) -> None:
         """Do the work of ``__init__`` for a subclass that sets its parts itself. What it has set stays."""
         own = dict(vars(self))
-        data_loader = self.data_loader if "_batches" in own else iter(())
+        data_loader = self.data_loader if "batches" in own else iter(())
         SimpleTrainer.__init__(self, own.get("model", nn.Identity()), data_loader, own.get("optimizer", ()))
         vars(self).update(own)
 
@@ -168,13 +166,13 @@ class SimpleTrainer(TrainerBase):
 
     def run_step(self) -> None:
         """Read a batch, compute its losses and gradients, and update the weights if all of them are finite."""
-        if self._inner is not None:
-            return self._inner.of(self).run_step()
+        if self.inner_trainer is not None:
+            return self.inner_trainer.of(self).run_step()
         if not self.model.training:
             raise AssertionError("[SimpleTrainer] model was changed to eval mode! Call model.train() before the step")
-        weighted = self.accumulation_steps > 1 or self._averaging_ranks > 1
+        weighted = self.accumulation_steps > 1 or self.averaging_ranks > 1
         start = time.perf_counter()
-        batch = self._batches.micro_batches(self.accumulation_steps, self.fetch) if weighted else self.fetch()
+        batch = self.batches.micro_batches(self.accumulation_steps, self.fetch) if weighted else self.fetch()
         data_time = time.perf_counter() - start
         if self._whole_step is not None:
             return self._whole_step.run(self, batch, data_time)
@@ -184,9 +182,7 @@ class SimpleTrainer(TrainerBase):
         if not loss_dict:
             self.storage.put_scalar("data_time", data_time)
             return self.nonfinite.count_skipped(self.iter)
-        if type(self)._detect_anomaly is not detect_anomaly:
-            self.nonfinite.call_own_check(self, loss_dict)
-        self._write_metrics(loss_dict, data_time)
+        self.record_losses(loss_dict, data_time)
         self.optimizer_step()
         if not self.zero_grad_before_forward:
             self.zero_grad()
@@ -196,11 +192,11 @@ class SimpleTrainer(TrainerBase):
         listeners = self.hooks.listeners
         if listeners["before_fetch"]:
             self.emit("before_fetch")
-        batch = next(self._batches)
+        batch = next(self.batches)
         if self.device is not None and self.device.type != "cpu":  # loaders read into the host's memory
             batch = move_to_device(batch, self.device)
         if listeners["after_fetch"]:
-            with sized(batch, self._batches.num_samples):
+            with sized(batch, self.batches.num_samples):
                 self.emit("after_fetch", batch)
         return batch
 
@@ -243,7 +239,7 @@ class SimpleTrainer(TrainerBase):
         try:
             if self.precision is None:
                 return self.adapter.losses(self.model, batch)
-            with torch.autocast(self._device_type(), dtype=self.precision):
+            with torch.autocast(self.device_type, dtype=self.precision):
                 return self.adapter.losses(self.model, batch)
         except Exception as error:
             raise_clearer(error, batch, self.strategy.explain(error, self.model))
@@ -254,7 +250,7 @@ class SimpleTrainer(TrainerBase):
         if self.grad_scaler is not None:
             losses = self.grad_scaler.scale(losses)
         try:
-            self._backward(losses)
+            self._fast.backward(losses)
         except RuntimeError as error:
             raise_clearer(error)
             raise
@@ -293,10 +289,23 @@ class SimpleTrainer(TrainerBase):
         if listeners["after_zero_grad"]:
             self.emit("after_zero_grad")
 
-    def _fast_optimizer(self) -> FastOptimizer:
+    def _fast_optimizer(self) -> FastStep:
         if self._fast.optimizer is not self.optimizer:  # the attribute was set
-            self._fast = FastOptimizer(self.optimizer, self._fast.own_step)
+            self._fast = FastStep(self.optimizer, self.strategy)
         return self._fast
+
+    def record_losses(self, loss_dict: Mapping[str, torch.Tensor], data_time: float, prefix: str = "") -> None:
+        """Check a step's losses and gradients before the update, and put its metrics.
+
+        Calls ``_detect_anomaly(losses, loss_dict)`` of a subclass, and ``_write_metrics``.
+        """
+        if type(self)._detect_anomaly is not detect_anomaly:
+            first, *others = loss_dict.values()
+            self._detect_anomaly(sum(others, start=first), dict(loss_dict))
+        if prefix:
+            self._write_metrics(loss_dict, data_time, prefix)
+        else:  # one of a subclass may have no prefix
+            self._write_metrics(loss_dict, data_time)
 
     def _write_metrics(
         self,
@@ -318,7 +327,7 @@ class SimpleTrainer(TrainerBase):
         iteration = self.iter if iter is None else iter
         try:
             if (iteration + 1) % self.gather_metric_period == 0:
-                if self._averaging_ranks > 1:
+                if self.averaging_ranks > 1:
                     storage.over_ranks |= {prefix + name: "loss" for name in (*loss_dict, "total_loss")}
                 # One of a subclass has detectron2's parameters.
                 known = (storage,) if self.write_metrics is SimpleTrainer.write_metrics else ()
@@ -359,8 +368,8 @@ class SimpleTrainer(TrainerBase):
 
     # ------------------------------------------------------------------ epochs and data
 
-    def _check_indices(self) -> None:
-        if any(hook.uses_indices for hook in self.hooks.hooks) and not self._batches.has_indices:
+    def check_indices(self) -> None:
+        if any(hook.uses_indices for hook in self.hooks.hooks) and not self.batches.has_indices:
             raise ConfigError(
                 "a hook has uses_indices = True, and the training data has no indices: they are known for a map-style "
                 "data set that is passed or named itself, and for a DataLoader with a GlobalBatchSampler"
@@ -375,22 +384,22 @@ class SimpleTrainer(TrainerBase):
         Args:
             data_loader_builder: creates the loader. It is called after the old loader and its workers are deleted.
         """
-        self._batches.drop_loader()
+        self.batches.drop_loader()
         self.data_loader = data_loader_builder()
 
     def skip_epoch(self) -> None:
         """End the epoch with the present step; the next step starts from the beginning of the data."""
-        self._batches.skip_epoch()
+        self.batches.skip_epoch()
 
     def _begin_step(self) -> None:
-        batches = self._batches
+        batches = self.batches
         if batches.ended and not batches.is_loaded:
             batches.next_epoch()
         if batches.position == 0 or self.iter == self.start_iter:
             self.before_epoch()
-            self._batches.begin_epoch()  # of another loader, if a hook has replaced it
+            self.batches.begin_epoch()  # of another loader, if a hook has replaced it
         if self._pending_rng is not None:
-            self._batches.prepare()  # in the middle of an epoch its iterator existed before the state was saved
+            self.batches.prepare()  # in the middle of an epoch its iterator existed before the state was saved
             self._restore_rng()
 
     def _restore_rng(self) -> None:
@@ -400,11 +409,18 @@ class SimpleTrainer(TrainerBase):
 
     # ------------------------------------------------------------------ devices and ranks
 
+    @property
+    def averaging_ranks(self) -> int:
+        """The number of ranks whose gradients are averaged."""
+        return comm.get_world_size() if self.strategy.averages else 1
+
     def to_device(self, batch: Any) -> Any:
         """Move a batch that is not read by a step to the model's device."""
         return batch if self.device is None else move_to_device(batch, self.device)
 
-    def _device_type(self) -> str:
+    @property
+    def device_type(self) -> str:
+        """ "cpu" or "cuda": where the model computes."""
         if self.device is not None:
             return self.device.type
         parameter = next(self.model.parameters(), None)
@@ -451,25 +467,25 @@ class SimpleTrainer(TrainerBase):
             with_batches: yield pairs of a batch, on the model's device, and its outputs.
             predict: called with model and batch. Default: the adapter's ``predict``.
         """
-        self._move_modules()
+        self.move_modules()
         return predictions(self, data_loader, with_batches, predict or self.adapter.predict)
 
     # ------------------------------------------------------------------ checks and state
 
-    def _hooks_changed(self) -> None:
+    def hooks_changed(self) -> None:
         if self.strategy is None:
             if not {"model", "optimizer"} <= vars(self).keys():  # nothing to watch yet
                 return
-            self._complete()
+            self.add_missing_parts()
         asked = any(hook.uses_outputs for hook in self.hooks.hooks)
         if asked or self._step_outputs is not None:
             self._step_outputs = self._step_outputs or StepOutputs(self)
             self._step_outputs.bind(asked)
-        self._check_indices()
+        self.check_indices()
         if self._whole_step is not None:
             self._whole_step.check(self, SimpleTrainer)
 
-    def _move_modules(self) -> None:
+    def move_modules(self) -> None:
         """Move modules that are attributes of the trainer, such as a metric or a second model, to its device."""
         losses = getattr(self.adapter, "loss", None), getattr(self.loss_module, "module", None)
         for value in [*vars(self).values(), *losses]:
@@ -478,8 +494,8 @@ class SimpleTrainer(TrainerBase):
 
     def _begin(self) -> None:
         if self.strategy is None:
-            self._complete()
-        self._move_modules()
+            self.add_missing_parts()
+        self.move_modules()
         if self.loss_module is not None:
             self.loss_module.check_optimized(self.optimizer)
         if self._error is not None:  # an earlier run failed, perhaps between backward pass and update
@@ -498,20 +514,21 @@ class SimpleTrainer(TrainerBase):
         super().after_train()
 
     def prepare_for(self, what: Request) -> None:
-        if self._prepared.get(what) == self.iter:
+        if self.is_prepared_for(what):
             return
         self.nonfinite.raise_pending(self)
         if what != "write":
             self.nonfinite.check_weights(self, self.ranks_in_sync)
             # At the end, all ranks are here, whatever hooks they have.
-            if self._sync is not None and (self.ranks_in_sync or self.ending):
+            if self._loop.sync is not None and (self.ranks_in_sync or self.ending):
                 check_same_weights(self.strategy, self.model, self.finished_iter)
         super().prepare_for(what)
         if what == "save" and self.ranks_in_sync:
             self.strategy.before_save(self.model, self.optimizer)
-            own = self._batches.differs_by_rank and comm.is_first_of_data_rank()
-            ranks = comm.all_gather((capture_rng(of_training=True), self._batches.state_dict() if own else None))
-            self._of_ranks = self.finished_iter, [rng for rng, _ in ranks], [one for _, one in ranks if one is not None]
+            own = self.batches.differs_by_rank and comm.is_first_of_data_rank()
+            ranks = comm.all_gather((capture_rng(of_training=True), self.batches.state_dict() if own else None))
+            states = {"rng_of_ranks": [rng for rng, _ in ranks], "data_of_ranks": [data for _, data in ranks if data]}
+            self._loop.of_ranks = self.finished_iter, {name: state for name, state in states.items() if state}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the trainer's part of a checkpoint; the model's weights are saved beside it.
@@ -529,12 +546,11 @@ class SimpleTrainer(TrainerBase):
             state["grad_scaler"] = self.grad_scaler.state_dict()
         if self.loss_module is not None:
             state["loss"] = self.loss_module.state_dict()
-        state["data"] = self._batches.state_dict()
+        state["data"] = self.batches.state_dict()
         state["rng"] = capture_rng(of_training=True)
-        if self._of_ranks[0] == self.finished_iter:
-            _, state["rng_of_ranks"], data = self._of_ranks
-            if data:
-                state["data_of_ranks"] = data
+        iteration, of_ranks = self._loop.of_ranks
+        if iteration == self.finished_iter:
+            state |= of_ranks
         if comm.get_world_size() > 1 and not self.strategy.same_state_on_all_ranks:
             state["same_state_on_all_ranks"] = False
         return state
@@ -557,6 +573,6 @@ class SimpleTrainer(TrainerBase):
         if self.loss_module is not None:
             self.loss_module.load_state_dict(state_dict.get("loss"))
         if "data" in state_dict:
-            self._batches.load_state_dict(data_of_this_rank(state_dict, self._batches))
+            self.batches.load_state_dict(data_of_this_rank(state_dict, self.batches))
         self._pending_rng = rng_of_this_rank(state_dict)
         self.nonfinite.load_state_dict(state_dict.get("nonfinite", {}))

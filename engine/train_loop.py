@@ -50,6 +50,31 @@ class TrainResult:
     exit_code: int = 0
 
 
+@dataclass
+class LoopState:
+    """What the loop keeps of one ``train()``, until the next one begins.
+
+    Attributes:
+        storage: the metrics of the run so far; None in a new run. The next ``train()`` continues with them.
+        sync: exchanges requests with other ranks; None outside of training, and with one rank.
+        began: when training began, by ``time.monotonic()``.
+        in_step: whether ``before_step`` was called, and ``after_step`` not yet.
+        prepared: the iteration that :meth:`TrainerBase.prepare_for` was called in, by what it prepares for.
+        other_errors: exceptions that may be on their way in ``after_train`` without being an error of the run.
+        final_metrics: the storage's state when the loop of a stopped run ended.
+        of_ranks: what all ranks have put together for the checkpoint of an iteration.
+    """
+
+    storage: EventStorage | None = None
+    sync: RankSync | None = None
+    began: float = field(default_factory=time.monotonic)
+    in_step: bool = False
+    prepared: dict[Request, int] = field(default_factory=dict)
+    other_errors: list[BaseException | None] = field(default_factory=list)
+    final_metrics: Mapping[str, Any] | None = None
+    of_ranks: tuple[int, Mapping[str, Any]] = (-1, {})
+
+
 class TrainerBase:
     """Calls :meth:`run_step` repeatedly, and hooks around it. Does not know about models or data.
 
@@ -88,7 +113,7 @@ class TrainerBase:
         self.hooks = HookList(self)
         self.requests: set[Request] = set()
         self._max_iter: int = 0
-        self._last_storage: EventStorage | None = None  # of the last train(), or loaded
+        self._loop = LoopState()
         self._reset(0)
 
     def _reset(self, start_iter: int) -> None:
@@ -98,15 +123,8 @@ class TrainerBase:
         self.finished_iter: int = start_iter - 1
         self.ending = self.run_complete = False
         self._error: BaseException | None = None
-        self._outer_error: BaseException | None = None  # that the caller of the run is handling
-        self._loop_end: BaseException | None = None  # raised to end a loop that does not look at stop_requested
         self._stop: StopRequest | None = None
-        self._sync: RankSync | None = None  # with other ranks, during training
-        self._in_step = False
-        self._state_at_end: Mapping[str, Any] | None = None  # of the storage, at the last step of a stopped run
-        self._prepared: dict[Request, int] = {}
         self.requests.clear()
-        self._began = time.monotonic()
 
     def __reduce_ex__(self, protocol: Any) -> Never:
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: make a new one")
@@ -160,11 +178,11 @@ class TrainerBase:
             iteration = self.iter
             TrainerBase.before_train(self)
             self.iter = iteration
-        elif self._in_step and self.finished_iter < self.start_iter and self._is_overridden("after_step"):
+        elif self._loop.in_step and self.finished_iter < self.start_iter and self._is_overridden("after_step"):
             raise self._not_called("after_step")
         if self._stop is not None:
             raise self._end_of_loop(self._stop)
-        self._in_step = True
+        self._loop.in_step = True
         self.storage.iter = self.iter
         self._begin_step()
         if self.hooks.listeners["before_step"]:
@@ -176,9 +194,10 @@ class TrainerBase:
 
     def after_step(self) -> None:
         """Count the step, call ``after_step`` of all hooks, then evaluate, write metrics and save where it is due."""
-        if not self._in_step:
+        loop = self._loop
+        if not loop.in_step:
             raise self._not_called("before_step")
-        self._in_step = False
+        loop.in_step = False
         hooks, requests, iteration = self.hooks, self.requests, self.storage.iter
         if self.iter != iteration:
             self._notice_stop()
@@ -191,8 +210,8 @@ class TrainerBase:
                 self._notice_stop()
         if self.epoch_ended:
             self.after_epoch()
-        if self._sync is not None:
-            self._sync.end_step(self)
+        if loop.sync is not None:
+            loop.sync.end_step(self)
         for request, event in _PHASES:
             asked = request in requests
             if hooks.listeners[event] and (asked or request != "eval"):
@@ -207,16 +226,16 @@ class TrainerBase:
         """
         if not self.hooks.running or self.ending:  # the run has not begun
             return
-        error = sys.exc_info()[1]
-        if error is not None and error is not self._outer_error and error is not self._loop_end:
+        loop, error = self._loop, sys.exc_info()[1]
+        if error is not None and not any(error is other for other in loop.other_errors):
             if isinstance(error, StopTraining):  # of a loop that does not catch it
                 self._leave_step(error)
             else:
                 self._fail(error)
         self.ending = True
         self.requests.clear()
-        if self._sync is not None:
-            self._attempt(self._sync.end, self)
+        if loop.sync is not None:
+            self._attempt(loop.sync.end, self)
         failed = self._error is not None
         if not failed:
             if self._stop is None and self.iter >= self.max_iter > self.finished_iter + 1:
@@ -225,7 +244,7 @@ class TrainerBase:
             self._attempt(self.prepare_for, "eval")
             if not self.completed:
                 # A stopped run may be resumed. Its checkpoint holds the metrics as they are here.
-                self._state_at_end = self.storage.state_dict()
+                loop.final_metrics = self.storage.state_dict()
         try:
             self._call_all("after_train")
             self._call_all("before_write")
@@ -237,7 +256,8 @@ class TrainerBase:
                 self._call_all("on_save")
             self._call_all("after_run")
         finally:
-            self.hooks.running, self.ending, self._sync, self._outer_error = False, False, None, None
+            self.hooks.running = self.ending = False
+            loop.sync, loop.other_errors = None, []  # an exception keeps all frames alive that it has passed
             self._run_ended()
         if self._error is not None:  # also if it is on its way: a subclass's after_train() ends here
             raise self._error
@@ -246,17 +266,16 @@ class TrainerBase:
         """Prepare for the steps from ``start_iter`` to ``max_iter``, in the open storage."""
         starts_over = self.finished_iter >= 0 and self.start_iter != self.finished_iter + 1
         self.storage = get_event_storage()
-        if not starts_over and self._last_storage is not None:
-            self.storage.load_state_dict(self._last_storage.state_dict())
-        self._last_storage = self.storage
+        if not starts_over and self._loop.storage is not None:
+            self.storage.load_state_dict(self._loop.storage.state_dict())
+        self._loop = LoopState(self.storage, other_errors=[sys.exc_info()[1]])
         self._reset(self.start_iter)
-        self._outer_error = sys.exc_info()[1]
         if starts_over:
             for hook in self.hooks.hooks:
                 hook.reset_state()
         self.hooks.start()
         if comm.get_world_size() > 1:
-            self._sync = RankSync(self)
+            self._loop.sync = RankSync(self)
         logger.debug("Hooks, in the order they are called in:\n%s", self.hooks.describe())
 
     def _check_not_running(self) -> None:
@@ -276,8 +295,9 @@ class TrainerBase:
             "which goes on. The run ends here, with its final checkpoint. To stop without this error, let the loop "
             "check self.stop_requested"
         )
-        self._loop_end = SystemExit(stop.exit_code) if stop.exit_code else RuntimeError(text)
-        return self._loop_end
+        end = SystemExit(stop.exit_code) if stop.exit_code else RuntimeError(text)
+        self._loop.other_errors.append(end)
+        return end
 
     def _is_overridden(self, method: str) -> bool:
         return getattr(type(self), method) is not getattr(TrainerBase, method)
@@ -293,8 +313,8 @@ class TrainerBase:
     def _leave_step(self, stop: StopTraining) -> None:
         """Stop at once: a step or a method of a subclass has raised ``stop``. A step that is not finished is not
         counted."""
-        if self._sync is not None:  # all ranks must give up the same step
-            self._sync.wait_for_stop(self.iter, str(stop))
+        if self._loop.sync is not None:  # all ranks must give up the same step
+            self._loop.sync.wait_for_stop(self.iter, str(stop))
         self.stop(str(stop))
 
     def _first_step_done(self) -> None:
@@ -338,14 +358,19 @@ class TrainerBase:
         Losses and weights are checked, and all ranks combine their metrics. ``before_write`` is called before metrics
         are written. A hook that acts in ``on_eval``, ``on_write`` or ``on_save`` calls this first, on all ranks.
         """
-        if self._prepared.get(what) == self.iter:
+        if self.is_prepared_for(what):
             return
-        self._prepared[what] = self.iter
-        if self._sync is not None and self._sync.same_hooks:
+        self._loop.prepared[what] = self.iter
+        sync = self._loop.sync
+        if sync is not None and sync.same_hooks:
             share_metrics(self.storage, self.finished_iter, writing=what == "write")
-            self._sync.next_iter = min(self._sync.next_iter, self.iter + 1)  # may be called before end_step()
+            sync.next_iter = min(sync.next_iter, self.iter + 1)  # may be called before end_step()
         if what == "write":
             self.hooks.call("before_write")
+
+    def is_prepared_for(self, what: Request) -> bool:
+        """Whether :meth:`prepare_for` has done its work in this iteration."""
+        return self._loop.prepared.get(what) == self.iter
 
     # ------------------------------------------------------------------ errors
 
@@ -439,7 +464,7 @@ class TrainerBase:
         """Return whether any hook has the method ``event``, so that its arguments need not be computed if not."""
         return self.hooks.listens(event)
 
-    def _hooks_changed(self) -> None:
+    def hooks_changed(self) -> None:
         """Called when hooks were registered or removed, and when a run begins."""
 
     # ------------------------------------------------------------------ how far the run is
@@ -504,14 +529,15 @@ class TrainerBase:
                 is named by the iteration instead of ``model_final``, and the program exits with this code.
         """
         request = StopRequest(reason or "stop requested", exit_code)
-        if self._sync is not None and not self.ending:
-            self._sync.stop = request.instead_of(self._sync.stop)
+        sync = self._loop.sync
+        if sync is not None and not self.ending:
+            sync.stop = request.instead_of(sync.stop)
         else:
             self._stop = request.instead_of(self._stop)
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, exit_code: int = 0) -> None:
         """Stop training after the current step. Every rank must call it in the same step; see :meth:`request_stop`."""
-        self._stop = StopRequest(reason).instead_of(self._stop)
+        self._stop = StopRequest(reason, exit_code).instead_of(self._stop)
 
     @property
     def stop_requested(self) -> bool:
@@ -531,17 +557,21 @@ class TrainerBase:
         self._request("eval")
 
     def _request(self, what: Request) -> None:
-        alone = self._sync is None or (what != "eval" and not self._sync.same_hooks)  # then each rank acts by itself
-        (self.requests if alone else self._sync.requests).add(what)  # type: ignore[union-attr]
+        sync = self._loop.sync
+        if sync is None or (what != "eval" and not sync.same_hooks):  # each rank acts by itself
+            self.requests.add(what)
+        else:
+            sync.requests.add(what)
 
     def clock(self) -> float:
         """Seconds since training began. With several ranks: rank 0's value at the last exchange, the same on all."""
-        return time.monotonic() - self._began if self._sync is None else self._sync.clock
+        loop = self._loop
+        return time.monotonic() - loop.began if loop.sync is None else loop.sync.clock
 
     @property
     def ranks_in_sync(self) -> bool:
         """Whether there are several ranks with the same hooks. Hooks may then call collectives in their events."""
-        return self._sync is not None and self._sync.same_hooks
+        return self._loop.sync is not None and self._loop.sync.same_hooks
 
     # ------------------------------------------------------------------ state
 
@@ -555,7 +585,7 @@ class TrainerBase:
         if hooks := self.hooks.state_dict():
             state["hooks"] = hooks
         if self.hooks.running:
-            state["storage"] = self._state_at_end or self.storage.state_dict()
+            state["storage"] = self._loop.final_metrics or self.storage.state_dict()
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -576,7 +606,7 @@ class TrainerBase:
         self.run_complete = state_dict.get("complete", end.get("reason") == "completed" and end["complete"])
         self.hooks.load_state_dict(state_dict.get("hooks", {}))
         vars(self).pop("storage", None)
-        self._last_storage = None
+        self._loop = LoopState()
         if "storage" in state_dict:
-            self.storage = self._last_storage = EventStorage(self.finished_iter + 1)
+            self.storage = self._loop.storage = EventStorage(self.finished_iter + 1)
             self.storage.load_state_dict(state_dict["storage"])

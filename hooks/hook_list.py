@@ -159,7 +159,7 @@ class HookList:
         """Build the table of the methods to call for each event."""
         for event in EVENTS:
             self.listeners[event] = tuple(self.entry(h, event) for h in self.hooks if overrides(h, event))
-        self._trainer._hooks_changed()
+        self._trainer.hooks_changed()
 
     def entry(self, hook: HookBase, event: str) -> Listener:
         """Return a hook's entry in the table."""

@@ -10,9 +10,9 @@ from ..train_loop import TrainerBase
 __all__ = ["InnerTrainer", "get_inner", "set_inner"]
 
 # What a DefaultTrainer has built from its config, and an inner trainer of the same model was not given.
-_FROM_CONFIG = ("adapter", "loss_module", "device", "strategy", "_backward", "_fast", "_averaging_ranks")
+_FROM_CONFIG = ("adapter", "loss_module", "device", "strategy", "_fast")
 # What the outer trainer needs for evaluations, checks and checkpoints.
-_PARTS = ("model", "optimizer", "_batches", "grad_scaler", "precision", "nonfinite", *_FROM_CONFIG)
+_PARTS = ("model", "optimizer", "batches", "grad_scaler", "precision", "nonfinite", *_FROM_CONFIG)
 
 
 def set_inner(trainer: Any, inner: Any) -> None:
@@ -31,19 +31,19 @@ def set_inner(trainer: Any, inner: Any) -> None:
     if is_built and trainer.model is getattr(inner, "model", None):
         vars(inner).update({name: getattr(trainer, name) for name in _FROM_CONFIG})
         if trainer.data_loader is getattr(inner, "data_loader", None):
-            inner._batches = trainer._batches  # it may know the length of an epoch
+            inner.batches = trainer.batches  # it may know the length of an epoch
     vars(trainer).update({name: value for name, value in vars(inner).items() if name in _PARTS})
     if not is_built:
-        trainer._complete()
-    trainer._batches.listener = weakref.proxy(trainer)
+        trainer.add_missing_parts()
+    trainer.batches.listener = weakref.proxy(trainer)
     hooks, inner.hooks = inner.hooks.hooks, trainer.hooks
-    trainer._inner = InnerTrainer(trainer, inner)
+    trainer.inner_trainer = InnerTrainer(trainer, inner)
     trainer.register_hooks(hooks)
 
 
 def get_inner(trainer: Any) -> Any:
     """Return the inner trainer, with the present state of the run; or a stand-in if none was set."""
-    return _StandIn(trainer) if trainer._inner is None else trainer._inner.of(trainer)
+    return _StandIn(trainer) if trainer.inner_trainer is None else trainer.inner_trainer.of(trainer)
 
 
 class InnerTrainer:

@@ -412,8 +412,8 @@ class EpochIterator:
 
 def set_data_loader(trainer: Any, loader: Any) -> None:
     """Make a trainer read from a loader, from its next batch on."""
-    if "_batches" in vars(trainer):
-        trainer._batches.replace_loader(loader)
-        trainer._check_indices()
+    if "batches" in vars(trainer):
+        trainer.batches.replace_loader(loader)
+        trainer.check_indices()
     else:
-        trainer._batches = EpochIterator(loader, listener=weakref.proxy(trainer))
+        trainer.batches = EpochIterator(loader, listener=weakref.proxy(trainer))

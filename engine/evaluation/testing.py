@@ -79,7 +79,7 @@ def evaluate_test_sets(
     return results
 
 
-def evaluate(trainer: Any, max_batches: int | None = None) -> Mapping[str, Any]:
+def evaluate(trainer: Any, test: Callable[[], Mapping[str, Any]], max_batches: int | None = None) -> Mapping[str, Any]:
     """See :meth:`DefaultTrainer.evaluate`."""
     if max_batches is not None:
         cfg, model = trainer.cfg.thawed(), unwrap_model(trainer.model)
@@ -92,7 +92,7 @@ def evaluate(trainer: Any, max_batches: int | None = None) -> Mapping[str, Any]:
     with scratch_storage(trainer.iter), rng_of_training(), optimizer_in_eval_mode(trainer.optimizer):
         try:
             trainer.emit("before_eval")
-            results: Mapping[str, Any] = trainer._test()
+            results: Mapping[str, Any] = test()
         finally:
             trainer.emit("on_eval_end")
         trainer.emit("after_eval", results)
@@ -103,7 +103,7 @@ def results_of(trainer: Any, cfg: CfgNode) -> Mapping[str, Any]:
     """Return the results of a DefaultTrainer's ``test()``, on all ranks."""
     if not cfg.DATASETS.TEST:
         return {}
-    trainer._move_modules()
+    trainer.move_modules()
     trainer.strategy.before_evaluation(trainer.model)
     with optimizer_in_eval_mode(trainer.optimizer), own_loss(trainer, cfg) as cfg:
         # Without the wrapper: its collectives would hang, since ranks may have different numbers of batches.

@@ -164,7 +164,7 @@ def find_batch_size(
         raise ConfigError("find_batch_size: searches BATCH_SIZE, and DATALOADER.MAX_TOKENS decides the batches here")
     with preserve_rng():
         trial = _trial("find_batch_size", cfg, trainer)
-        if trial._device_type() == "cpu":
+        if trial.device_type == "cpu":
             raise ConfigError("find_batch_size: finds what fits into a GPU's memory; the run's device is the CPU")
         try:
             samples = len(getattr(trial.data_loader, "dataset", None))  # type: ignore[arg-type]

@@ -26,13 +26,13 @@ def forward_backward_weighted(trainer: Any, parts: list[tuple[Any, int | None]])
         trainer: the trainer.
         parts: each micro-batch with its number of samples, see :meth:`EpochIterator.micro_batches`.
     """
-    ranks, several = trainer._averaging_ranks, trainer.accumulation_steps > 1
+    ranks, several = trainer.averaging_ranks, trainer.accumulation_steps > 1
     sizes = [batch_size_of(batch, read) for batch, read in parts] if several else [1]
     shares = [size / max(sum(sizes), 1) for size in sizes]
     if ranks > 1:  # FSDP2 gathers parameters in each pass, so all ranks need the same number of passes
         missing = trainer.accumulation_steps - len(parts)
         parts, shares = [*parts, *parts[-1:] * missing], [*shares, *[0.0] * missing]
-    weights = LossWeights(trainer._batches, parts[0] if not several else (None, sum(sizes)), ranks)
+    weights = LossWeights(trainer.batches, parts[0] if not several else (None, sum(sizes)), ranks)
     total: dict[str, torch.Tensor] = {}
     trainer.adapter.counts_terms = True
     trainer.adapter.on_count = weights.start_sum if ranks > 1 else None

@@ -123,7 +123,7 @@ class RankSync:
             stops: list[StopRequest | None] = comm.all_gather(self.stop, group=self._group)
             self.stop = None
             first = min((one for one in stops if one is not None), key=lambda one: bool(one.exit_code))
-            trainer._stop = first.instead_of(trainer._stop)
+            trainer.stop(first.reason, first.exit_code)
 
     def end(self, trainer: Any) -> None:
         """The loop has ended. A rank that failed leaves the others."""
@@ -171,7 +171,7 @@ def _rates(trainer: Any) -> tuple[float, ...]:
 
 
 def _order(trainer: Any) -> int:
-    return getattr(getattr(trainer, "_batches", None), "order", 0)
+    return getattr(getattr(trainer, "batches", None), "order", 0)
 
 
 # ---------------------------------------------------------------------- metrics

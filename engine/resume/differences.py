@@ -167,7 +167,7 @@ def apply_config(trainer: Any, run: Mapping[str, Any], config: CfgNode, built: l
 def _count_epochs(trainer: Any, run: Mapping[str, Any]) -> None:
     """Compute lengths in epochs again if the checkpoint's epochs had another length."""
     lengths = trainer.lengths
-    position = trainer.epoch, trainer._batches.position, lengths.iters_per_epoch
+    position = trainer.epoch, trainer.batches.position, lengths.iters_per_epoch
     lengths.offset = epoch_offset(run.get("epochs", {}), trainer.finished_iter + 1, *position)
     if lengths.offset:
         cfg = lengths.resolve(lengths.user_cfg)

@@ -316,7 +316,7 @@ def check_watched(trainer: Any) -> None:
     Raises:
         ConfigError: nothing gives a metric.
     """
-    cfg, hooks, sets = trainer.cfg, trainer._hooks, [name_of(entry) for entry in trainer.cfg.DATASETS.TEST]
+    cfg, hooks, sets = trainer.cfg, trainer.hooks.hooks, [name_of(entry) for entry in trainer.cfg.DATASETS.TEST]
     ours = all(type(hook).__module__.startswith("hookline.") for hook in hooks)
     if not ours or len(trainer.find_hooks(EvalHook)) > 1 or any(map(trainer.find_hooks, (CallbackHook, FunctionHook))):
         return

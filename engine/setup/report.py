@@ -103,7 +103,7 @@ def log_start(trainer: Any, again: bool = False) -> None:
     if length:
         offset = 0 if trainer.lengths is None else trainer.lengths.offset
         epochs = f" ({(trainer.max_iter - offset) / length:.4g} epochs)"
-    data, device = trainer.cfg.DATALOADER, trainer.device or trainer._device_type()
+    data, device = trainer.cfg.DATALOADER, trainer.device or trainer.device_type
     size = f"at most {data.MAX_TOKENS:,} tokens" if data.MAX_TOKENS else f"{data.BATCH_SIZE} samples"
     logger.info("Training for %d iterations%s, %s each, on %s", trainer.max_iter, epochs, size, device)
 

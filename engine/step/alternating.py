@@ -46,12 +46,11 @@ class AlternatingStep:
                 if trainer.zero_grad_before_forward:
                     trainer.zero_grad()
                 trainer.optimizer, trainer.adapter = optimizer, self._adapter(adapter, trainer.model, name)
-                if trainer.accumulation_steps > 1 or trainer._averaging_ranks > 1:
+                if trainer.accumulation_steps > 1 or trainer.averaging_ranks > 1:
                     losses = forward_backward_weighted(trainer, batch)
                 else:
                     losses = trainer.forward_backward(batch)
-                trainer.nonfinite.call_own_check(trainer, losses)
-                trainer._write_metrics(losses, data_time, prefix=f"{name}/")
+                trainer.record_losses(losses, data_time, f"{name}/")
                 total = total + sum(loss.detach() for loss in losses.values())
                 with trainer.storage.name_scope(name):  # grad_norm
                     trainer.optimizer_step()
@@ -61,7 +60,7 @@ class AlternatingStep:
         finally:
             trainer.optimizer, trainer.adapter = optimizers, adapter
         if (trainer.iter + 1) % trainer.gather_metric_period == 0:
-            if trainer._averaging_ranks > 1:
+            if trainer.averaging_ranks > 1:
                 trainer.storage.over_ranks["total_loss"] = "loss"
             trainer.storage.put_scalar("total_loss", total)
 

@@ -127,8 +127,7 @@ class CompiledStep:
         if "num_items" in losses:
             trainer.storage.put_scalar("num_items", losses.pop("num_items"), smoothing_hint=False)
         trainer.after_backward()
-        trainer.nonfinite.call_own_check(trainer, losses)
-        trainer._write_metrics(losses, data_time)
+        trainer.record_losses(losses, data_time)
         trainer.optimizer_step()
         if not trainer.zero_grad_before_forward:
             trainer.zero_grad()

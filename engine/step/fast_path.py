@@ -14,7 +14,7 @@ from torch.optim import optimizer as _optimizer_module
 
 from ..solver.clipping import clip_hooks
 
-__all__ = ["FastOptimizer", "backward", "plain_step"]
+__all__ = ["FastStep", "backward", "plain_step"]
 
 _engine = getattr(torch.autograd.Variable, "_execution_engine", None)
 _profiler_enabled = torch.autograd._profiler_enabled
@@ -39,20 +39,23 @@ def backward(loss: torch.Tensor) -> None:
     _engine.run_backward((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
-class FastOptimizer:
-    """Calls ``optimizer.step()`` and ``optimizer.zero_grad()`` without their profiling wrappers.
+class FastStep:
+    """``backward()``, ``optimizer.step()`` and ``optimizer.zero_grad()`` without their profiling wrappers.
 
     Args:
         optimizer: any optimizer.
-        own_step: called with the optimizer instead of ``optimizer.step()``: the step of a strategy.
+        strategy: its ``backward`` and ``step`` are called instead, if it overrides them.
 
     Attributes:
+        backward: called with the loss.
         clip_hooks: the optimizer's hooks that clip gradients. The trainer pauses them if it has clipped them itself.
     """
 
-    def __init__(self, optimizer: Any, own_step: Callable[[Any], None] | None = None) -> None:
+    def __init__(self, optimizer: Any, strategy: Any = None) -> None:
+        own_step, own_backward = (strategy and strategy.overridden(name) for name in ("step", "backward"))
         self.optimizer = optimizer
         self.own_step = own_step
+        self.backward: Callable[[torch.Tensor], None] = own_backward or backward
         self.clip_hooks = clip_hooks(optimizer)
         self._plain_zero_grad = type(optimizer).zero_grad is Optimizer.zero_grad
         self._step = plain_step(optimizer) if isinstance(optimizer, Optimizer) and own_step is None else None

@@ -62,12 +62,6 @@ class NonFinitePolicy:
         self._sharded = self._exchanges = False  # gradients: whether sharded; whether each rank has only a part
         self._flag, self._one = torch.zeros((), dtype=torch.float32), torch.ones((), dtype=torch.float32)
 
-    def call_own_check(self, trainer: Any, losses: Mapping[str, torch.Tensor]) -> None:
-        """Call a trainer's own ``_detect_anomaly(losses, loss_dict)``, if its class has one, before the update."""
-        if type(trainer)._detect_anomaly is not detect_anomaly:
-            first, *others = losses.values()
-            trainer._detect_anomaly(sum(others, start=first), dict(losses))
-
     def check(self, trainer: Any, losses: Mapping[str, torch.Tensor], error: FloatingPointError | None = None) -> None:
         """Check a step after its backward passes and before its update.
 
@@ -92,9 +86,9 @@ class NonFinitePolicy:
         if bad:
             self._flag.zero_()
         # A rank that averages gradients with others skips a step only if all do: if the gradients are not finite.
-        if bad or (error is not None and trainer._averaging_ranks == 1):
+        if bad or (error is not None and trainer.averaging_ranks == 1):
             text = _describe_gradients(trainer, losses) if error is None else str(error)
-            if trainer._averaging_ranks > 1 or self._exchanges:
+            if trainer.averaging_ranks > 1 or self._exchanges:
                 text = _first_of_all_ranks(text, error is not None)
             self._apply(trainer, trainer.iter, text)
         elif error is not None and self.policy != "skip":  # of this rank alone: all ranks make the update
@@ -104,7 +98,7 @@ class NonFinitePolicy:
 
     def _prepare(self, trainer: Any) -> None:
         self._optimizer = trainer.optimizer
-        self._waits = trainer._device_type() == "cpu"
+        self._waits = trainer.device_type == "cpu"
         self._sharded = any(is_sharded(p) for group in trainer.optimizer.param_groups for p in group["params"])
         size = comm.get_world_size()
         self._exchanges = size > 1 and (self._sharded or comm.get_data_size() != size)
@@ -130,7 +124,7 @@ class NonFinitePolicy:
 
     def _check_on_device(self, trainer: Any, losses: Mapping[str, torch.Tensor]) -> None:
         device = next(iter(losses.values())).device
-        scaled, alone = trainer.grad_scaler is not None, trainer._averaging_ranks == 1
+        scaled, alone = trainer.grad_scaler is not None, trainer.averaging_ranks == 1
         own = [loss.detach() for loss in losses.values()] if type(trainer)._detect_anomaly is detect_anomaly else []
         tensors = [] if scaled else self._gradients()
         found = torch.zeros((), dtype=torch.float32, device=device)
@@ -152,7 +146,7 @@ class NonFinitePolicy:
         """
         highest = torch.stack([flag.reshape(()).to(flags[0].device) for flag in flags]).max()
         self._unread.append((trainer.iter, highest, True))
-        if trainer._device_type() == "cpu":
+        if trainer.device_type == "cpu":
             self.raise_pending(trainer)
         scale = getattr(trainer.grad_scaler, "_scale", None)
         if scale is not None:  # get_scale() would wait for the device
@@ -219,7 +213,7 @@ class NonFinitePolicy:
         self.steps += 1
         trainer.storage.put_scalar("nonfinite_steps", self.steps, smoothing_hint=False, cur_iter=iteration)
         if self.policy == "stop":
-            (trainer.stop if trainer._averaging_ranks > 1 and not late else trainer.request_stop)(text)
+            (trainer.stop if trainer.averaging_ranks > 1 and not late else trainer.request_stop)(text)
         elif self.steps == 1:
             logger.warning("%s; the update is skipped. Skipped updates are counted as nonfinite_steps", text)
         if (self.policy == "stop" or self.steps == 1) and (command := trainer.replay_command(iteration)):

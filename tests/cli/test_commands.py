@@ -68,7 +68,7 @@ def test_a_rate_and_the_largest_batch_are_suggested_and_nothing_is_written(comma
     assert code == 0
     assert re.search(r"\nSuggestion: SOLVER.BASE_LR \d", out)
     assert len(re.findall(r"^ +[\d.e-]+ +[\d.]+ +[\d.]+$", out, re.MULTILINE)) >= 15
-    monkeypatch.setattr("hookline.engine.DefaultTrainer._device_type", lambda self: "cuda")
+    monkeypatch.setattr("hookline.engine.DefaultTrainer.device_type", "cuda")
     code, out, _ = command("find-batch-size", "--max-size", "300", *FIND)
     assert (code, out.splitlines()[-1]) == (0, "DATALOADER.BATCH_SIZE 300")
     assert not list(tmp_path.iterdir())

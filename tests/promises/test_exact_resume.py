@@ -357,7 +357,7 @@ class Runs:
                 with pytest.raises(Killed) as death:
                     trainer.train()
                 # The loader's workers end when the trainer is freed, which the exception refers to.
-                trainer.error = None
+                trainer._error = None
                 del trainer, death
                 gc.collect()
         return self._killed[scenario]

@@ -103,7 +103,7 @@ def test_the_largest_batch_fits_into_the_memory_and_a_larger_one_does_not(tmp_pa
     cfg = quadratic(tmp_path, "MODEL.NAME", f"{__name__}:Full", "DATALOADER.BATCH_SIZE", 10)
     with pytest.raises(ConfigError, match="CPU"):
         find_batch_size(cfg)
-    monkeypatch.setattr(DefaultTrainer, "_device_type", lambda self: "cuda")
+    monkeypatch.setattr(DefaultTrainer, "device_type", "cuda")
     assert find_batch_size(cfg, most=40) == 13
     assert "A batch of 20 samples does not fit" in log.text
     assert find_batch_size(cfg, most=12) == 12

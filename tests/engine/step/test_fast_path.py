@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hookline.engine.data import ArrayDataset
 from hookline.engine.data.loader import Collated, iterate
-from hookline.engine.step.fast_path import FastOptimizer, backward
+from hookline.engine.step.fast_path import FastStep, backward
 
 
 def net():
@@ -32,7 +32,7 @@ def train(make, fast, scheduled):
     model = net()
     optimizer = make(model.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2) if scheduled else None
-    stepped, backwards = (FastOptimizer(optimizer), backward) if fast else (optimizer, torch.Tensor.backward)
+    stepped, backwards = (FastStep(optimizer), backward) if fast else (optimizer, torch.Tensor.backward)
     seen = []  # by hooks of a tensor
     model[0].weight.register_hook(seen.append)
     model[0].weight.register_post_accumulate_grad_hook(seen.append)
@@ -71,9 +71,9 @@ def test_hooks_and_overridden_or_replaced_methods_are_called():
     model, seen = net(), []
     loss_of(model).backward()
     own, plain = Own(model.parameters()), torch.optim.SGD(model.parameters(), 0.1)
-    FastOptimizer(own).step()
+    FastStep(own).step()
     assert own.seen == ["step"]
-    fast = FastOptimizer(plain)
+    fast = FastStep(plain)
     plain.register_step_pre_hook(lambda *args: seen.append("before"))
     plain.register_step_post_hook(lambda *args: seen.append("after"))
     fast.step()
