@@ -123,7 +123,12 @@ def _training_data(cfg: CfgNode) -> tuple[list[Any], Any]:
     """
     parts: list[Any] = []
     for i, entry in enumerate(cfg.DATASETS.TRAIN):
-        parts.append(_built(entry, f"DATASETS.TRAIN[{i}]"))
+        part = get_dataset(entry, f"DATASETS.TRAIN[{i}].ARGS")
+        if not isinstance(part, IterableDataset) and length_of(part) == 0:
+            size = getattr(part, "drop_last", False) and getattr(part, "batch_size", 0)
+            dropped = f": its drop_last drops a batch of fewer than batch_size={size}" if size else ""
+            raise ConfigError(f"DATASETS.TRAIN[{i}]: the data set {component(entry)[0]} has no samples{dropped}")
+        parts.append(part)
     what = ""
     if len(parts) > 1 or _ratios(cfg):
         what = "DATASETS.TRAIN: RATIO, or more than one set,"
@@ -176,16 +181,6 @@ def _concatenated(parts: list[Any]) -> Any:
     return ArrayDataset(*map(torch.cat, zip(*(part.tensors for part in parts), strict=True)))
 
 
-def _built(entry: str | dict[str, Any], key: str) -> Any:
-    dataset = get_dataset(entry, f"{key}.ARGS")
-    is_test = key.startswith("DATASETS.TEST")  # one without samples has no results
-    if not is_test and not isinstance(dataset, IterableDataset) and length_of(dataset) == 0:
-        size = getattr(dataset, "drop_last", False) and getattr(dataset, "batch_size", 0)
-        dropped = f": its drop_last drops a batch of fewer than batch_size={size}" if size else ""
-        raise ConfigError(f"{key}: the data set {component(entry)[0]} has no samples{dropped}")
-    return dataset
-
-
 def build_test_loader(cfg: CfgNode, dataset_name: str) -> Any:
     """Build the loader of a test set: this rank's part, every sample once, in order. Batches: tensors (n, ...).
 
@@ -213,8 +208,8 @@ def _test_data(cfg: CfgNode, name: str) -> Any:
         return _training_data(cfg)[1]
     for i, entry in enumerate(cfg.DATASETS.TEST):
         if name_of(entry) == name:
-            return _built(entry, f"DATASETS.TEST[{i}]")
-    return _built(name, "DATASETS.TEST")
+            return get_dataset(entry, f"DATASETS.TEST[{i}].ARGS")
+    return get_dataset(name, "DATASETS.TEST.ARGS")
 
 
 def check_same_length(loader: Any, key: str) -> Any:

@@ -65,6 +65,7 @@ class EpochIterator:
         self.position = 0
         self.num_samples: int | None = None
         self._stateful = has_state(self.loader)
+        self._sampler: Any = None
         self._measure()
         self._pass = 0  # number of the pass, if epochs are only counted
         self._samples = 0  # samples (over all ranks) before the next batch, in the present pass
@@ -101,7 +102,7 @@ class EpochIterator:
         self._state = None
         if self._noted:
             self._placed = self._noted.popleft()
-        found = read if type(read) is Collated else [(read, None)]
+        found: list[tuple[Any, int | None]] = read if type(read) is Collated else [(read, None)]
         if self._parts > 1:
             found = self._first_of(found)
         elif len(found) > 1:
@@ -238,7 +239,7 @@ class EpochIterator:
     def drop_loader(self) -> None:
         """Keep the position, but neither the loader nor its workers, until :meth:`replace_loader`."""
         self._given = None, self._given[1]
-        self.loader = self._sampler = self._iterator = None
+        self.loader, self._sampler, self._iterator = None, None, None
 
     def replace_loader(self, loader: Any) -> None:
         """Read from another loader, from the next batch on.
@@ -340,7 +341,8 @@ class EpochIterator:
     def _measure(self) -> None:
         """Set what depends on the loader's length."""
         (given, length), own = self._given, length_of(self.loader)
-        limit, self.length = length(given) if callable(length) else length, length_of(given)
+        limit = length(given) if callable(length) else length
+        self.length: Any = length_of(given)
         if limit is not None:
             self.length = limit if self.length is None else min(limit, self.length)
         if self.length == 0:
@@ -348,7 +350,7 @@ class EpochIterator:
         # Epochs are only counted; passes over the loader are numbered separately.
         self._endless = own is None and self.length is not None
         # Unused batches at the end of each pass.
-        self._cut = 0 if own is None else own - self.length  # type: ignore[operator]
+        self._cut = 0 if own is None else own - self.length
         # The loader's batch sampler, its sampler or itself: the first that has set_epoch.
         owners = getattr(self.loader, "batch_sampler", None), getattr(self.loader, "sampler", None), self.loader
         self._sampler = next((owner for owner in owners if hasattr(owner, "set_epoch")), None)

@@ -171,8 +171,8 @@ class StreamLoader(WorkerLoader):
         ranks = comm.get_data_size() if world_size is None else world_size
         if batch_size < ranks:
             raise ConfigError(f"DATALOADER.BATCH_SIZE is {batch_size}, fewer than one sample for each of {ranks} ranks")
-        least = batch_size if drop_last else 1 if keep_rest else ranks
-        self._batches = _BatchStream(stream, self.collate_fn, seed, batch_size, least, rank, ranks)
+        min_size = batch_size if drop_last else 1 if keep_rest else ranks
+        self._batches = _BatchStream(stream, self.collate_fn, seed, batch_size, min_size, rank, ranks)
         self._epoch = 0
         self._start: dict[str, Any] | None = None  # of the next pass
         self._position = self._beginning()
@@ -215,7 +215,7 @@ class StreamLoader(WorkerLoader):
     def __len__(self) -> int:
         """Batches per pass. A TypeError if the source has no length."""
         full, rest = divmod(len(self._batches.source), self._batches.size)
-        return full + (rest >= self._batches.least)
+        return full + (rest >= self._batches.min_size)
 
 
 @dataclass(eq=False)
@@ -227,7 +227,7 @@ class _BatchStream(IterableDataset[Any]):
         collate: makes a batch from a list of samples.
         seed: seed of the run.
         size: samples per batch over all ranks.
-        least: the last batch is dropped if it has fewer samples.
+        min_size: the last batch is dropped if it has fewer samples.
         rank: the rank whose samples are read.
         world_size: number of ranks.
         start: the position to start at: see :meth:`StreamLoader.state_dict`.
@@ -237,7 +237,7 @@ class _BatchStream(IterableDataset[Any]):
     collate: Callable[[Any], Any]
     seed: int
     size: int
-    least: int
+    min_size: int
     rank: int
     world_size: int
     start: dict[str, Any] = field(default_factory=dict)
@@ -255,7 +255,7 @@ class _BatchStream(IterableDataset[Any]):
                 items = self._open() if items is None else items
                 samples = self._take(items, position, self.size)
                 length = len(samples)
-                if length < self.least or not samples:
+                if length < self.min_size or not samples:
                     return
                 first, end = (length * rank // self.world_size for rank in (self.rank, self.rank + 1))
                 mine = number % workers == worker and end > first  # workers take turns

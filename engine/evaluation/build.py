@@ -59,8 +59,10 @@ class MetricsEvaluator(DatasetEvaluator):
         self.dataset_name = dataset_name
         self.metrics = dict(metrics)
         self._targets_of = targets_of or ModelAdapter().targets
-        own_losses = sum(map(_is_own_loss, metrics.values()))
-        generating = sum(map(_generates, metrics.values()))
+        own_losses = generating = 0
+        for metric in metrics.values():
+            own_losses += isinstance(metric, Loss) and metric.of_model
+            generating += getattr(metric, "generates", False)
         self.needs_losses = own_losses > 0
         """Whether ``losses`` must be set before each batch is processed."""
         self.losses: Mapping[str, Any] = {}
@@ -79,10 +81,10 @@ class MetricsEvaluator(DatasetEvaluator):
         if self.needs_outputs or self.generates:  # otherwise the batch may have no targets
             targets = self._targets_of(inputs)
         for name, metric in self.metrics.items():
-            if _is_own_loss(metric):
-                metric.add_losses(self.losses, batch_size_of(inputs))  # type: ignore[attr-defined]
+            if isinstance(metric, Loss) and metric.of_model:
+                metric.add_losses(self.losses, batch_size_of(inputs))
                 continue
-            outputs = self.generated if _generates(metric) else forward
+            outputs = self.generated if getattr(metric, "generates", False) else forward
             if isinstance(metric, nn.Module) and isinstance(outputs, torch.Tensor):
                 metric.to(outputs.device)
             try:
@@ -131,14 +133,6 @@ class MetricsEvaluator(DatasetEvaluator):
                         raise TypeError(f"the metric {self.dataset_name}/{part} is not a number but {number!r}")
             results.update(found)
         return {self.dataset_name: results}
-
-
-def _is_own_loss(metric: Metric) -> bool:
-    return isinstance(metric, Loss) and metric.of_model
-
-
-def _generates(metric: Metric) -> bool:
-    return getattr(metric, "generates", False)
 
 
 def build_evaluator(

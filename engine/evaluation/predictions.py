@@ -140,7 +140,7 @@ def _merge_arrays(file: IO[bytes], batches: Iterable[_Columns]) -> None:
         raise ConfigError(f"the outputs differ in names or sizes between samples ({error}); use jsonl") from error
     if objects := [name for name, array in arrays.items() if array.dtype.hasobject]:
         raise ConfigError(f"npz cannot hold the output {objects[0]!r}, which has Python objects; use jsonl")
-    np.savez(file, **arrays)
+    np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 _MERGE: dict[str, Callable[[IO[bytes], Iterable[_Columns]], None]] = {"jsonl": _merge_lines, "npz": _merge_arrays}
