@@ -1,17 +1,15 @@
 """Keeping the best weights of a run."""
 
-import filecmp
 import glob
 import logging
 import math
 import operator
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ...config import ConfigError, Duration, suggest
-from ...config.files.atomic import free_name, replace_file, shown_path, temporary_path
+from ...config.files.atomic import free_name, shown_path, temporary_path
 from ...config.values import mode_of
 from ..base import HOOK_REGISTRY, Every, HookBase, Period
 from ..evaluation import Monitor
@@ -30,9 +28,9 @@ Entry = tuple[float, int]
 class BestCheckpointer(HookBase):
     """Keeps the weights with the best values of a metric.
 
-    The best ``keep`` are ``<file_prefix>_<iteration>.pth``; ``<file_prefix>.pth`` is a symbolic link to the best of
-    them, or a copy where there are no links. The metric is checked after each evaluation, and every ``eval_period``.
-    NaN and infinity are never best. ``last_checkpoint`` never points to a best file.
+    The best ``keep`` are ``<file_prefix>_<iteration>.pth``; ``<file_prefix>.pth`` is a link to the best of them. The
+    metric is checked after each evaluation, and every ``eval_period``. NaN and infinity are never best.
+    ``last_checkpoint`` never points to a best file.
 
     The list of the best is saved in checkpoints. A file that leaves the list is removed after the next checkpoint, so
     that a resumed run finds all files of its list. An entry whose file is missing is dropped with a warning. Files
@@ -245,23 +243,19 @@ class BestCheckpointer(HookBase):
         if not self.best or not self._writes:
             return
         source, path = self._path(self.best[0][1]), self._path()
-        if not self._is_ours(path):
-            os.rename(path, other := free_name(path))
-            logger.warning("%s is not a link to one of the best, or a copy. It is now %s", path, other)
+        if os.path.lexists(path):
+            if os.path.exists(path) and os.path.samefile(path, source):
+                return
+            is_link = os.path.islink(path) or (os.path.isfile(path) and os.stat(path).st_nlink > 1)
+            if not is_link:  # a user may put another file there
+                os.rename(path, other := free_name(path))
+                logger.warning("%s is not a link to one of the best. It is now %s", path, other)
+        temporary = temporary_path(path)
         try:
-            os.symlink(os.path.basename(source), temporary := temporary_path(path))
-            os.replace(temporary, path)
-        except OSError:  # a file system without links
-            with open(source, "rb") as file:
-                replace_file(path, lambda copy: shutil.copyfileobj(file, copy, 1 << 24))
-
-    def _is_ours(self, path: str) -> bool:
-        """Whether a path is missing, or what :meth:`_link_best` makes: a user may put another file there."""
-        if os.path.islink(path):
-            return os.readlink(path).startswith(f"{self._file_prefix}_")
-        files = (self._path(iteration) for iteration in self._on_disk())
-        copies = (one for one in files if os.path.isfile(one) and os.path.isfile(path))
-        return not os.path.exists(path) or any(filecmp.cmp(path, one, shallow=False) for one in copies)
+            os.symlink(os.path.basename(source), temporary)
+        except OSError:  # a file system without symbolic links
+            os.link(source, temporary)
+        os.replace(temporary, path)
 
     def _on_disk(self) -> set[int]:
         """The iterations of the files of the best, those of the list and others."""
@@ -298,13 +292,8 @@ class BestCheckpointer(HookBase):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.loaded_iter = None
-        try:
-            best = [(float(value), int(iteration)) for value, iteration in state_dict["best"]]
-            self._outdated, self._former = set(map(int, state_dict["outdated"])), set()
-        except (TypeError, ValueError):
-            text = repr([state_dict["best"], state_dict["outdated"]])[:100]
-            raise ConfigError(f"the checkpoint is corrupt: its lists of best and outdated weights are {text}") from None
-        self._set_best(best)
+        self._outdated, self._former = set(map(int, state_dict["outdated"])), set()
+        self._set_best([(float(value), int(iteration)) for value, iteration in state_dict["best"]])
         if not self.best:  # a subclass has chosen by itself
             self.best_metric, self.best_iter = state_dict["best_metric"], state_dict["best_iter"]
         metric = [self._val_metric, self._mode]
