@@ -90,16 +90,7 @@ class SWA(WeightAveraging):
         self._statistics_of = self.updates
 
     def after_train(self) -> None:
-        trainer = self.trainer
-        if not trainer.completed:
-            pass
-        elif self.average is None:
-            logger.warning(
-                "SWA: training ended before the first average: it is due every %s from iteration %d on",
-                self._every.period,
-                self._first_iteration(),
-            )
-        elif self.is_evaluated:
+        if self.trainer.completed and self.average is not None and self.is_evaluated:
             self.put()
             self.average.keep()
             self.is_in_model = True
