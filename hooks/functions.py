@@ -130,7 +130,7 @@ def check_arguments(function: Callable[..., Any], event: str) -> None:
 
 
 def on(event: str, *, trainer: Any = None, **options: Any) -> Callable[[F], F]:
-    """Decorate a function to be called at an event of a trainer: ``@on(event, trainer=trainer)``, ``@trainer.on(event)``.
+    """Decorate a function to be called at an event: ``@on(event, trainer=trainer)``, ``@trainer.on(event)``.
 
     Args:
         event: an event of :class:`HookBase`.

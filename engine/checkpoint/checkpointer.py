@@ -124,8 +124,7 @@ class Checkpointer(Writer, FvcoreCheckpointer):
             weights = {plain_name(name): value for name, value in self.model.state_dict().items()}
             contents = {"model": weights, **{name: one.state_dict() for name, one in self.checkpointables.items()}}
             state = self._plain({**contents, **kwargs})
-            write = partial(self._write, path, tag_last=tag_last, outdated=outdated)
-            self._start_write(path, state, write, then)
+            self._start_write(path, state, partial(self._write, path, tag_last=tag_last, outdated=outdated), then)
 
     def _plain(self, contents: dict[str, Any]) -> Any:
         """Return the state to write as plain data and tensors, which are not copied."""
@@ -166,12 +165,7 @@ class Checkpointer(Writer, FvcoreCheckpointer):
     # ------------------------------------------------------------------ loading
 
     def load(
-        self,
-        path: str,
-        checkpointables: list[str] | None = None,
-        *,
-        strict: bool = False,
-        weights_from: str = "model",
+        self, path: str, checkpointables: list[str] | None = None, *, strict: bool = False, weights_from: str = "model"
     ) -> dict[str, Any]:
         """Load a checkpoint, or weights in any format of :func:`~hookline.engine.checkpoint.weights.read_checkpoint`.
 
@@ -192,10 +186,8 @@ class Checkpointer(Writer, FvcoreCheckpointer):
                 set and some do not.
         """
         if not path:
-            if self.loaded_from:
-                self.logger.info("No checkpoint to load: the model keeps the weights of %s", self.loaded_from)
-            else:
-                self.logger.info("No checkpoint to load: training from scratch")
+            kept = f"the model keeps the weights of {self.loaded_from}" if self.loaded_from else "training from scratch"
+            self.logger.info("No checkpoint to load: %s", kept)
             return {}
         self.wait()
         local = self.fetch(path)
