@@ -2,8 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -125,42 +124,24 @@ def run_trainer(args: argparse.Namespace) -> Any:
         return run(named_trainer(args.trainer), args)
 
 
-@contextmanager
-def removed_if_empty(path: str) -> Iterator[None]:
-    """If the block fails and has written nothing, remove the folder that it created, with its new parents."""
-    path, new = os.path.abspath(path), []
-    while not os.path.lexists(path):
-        new.append(path)
-        path = os.path.dirname(path)
-    try:
-        yield
-    except BaseException:
-        if comm.is_main_process():
-            with suppress(OSError):  # it has files
-                for folder in new:
-                    os.rmdir(folder)
-        raise
-
-
 def _run_rank(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode) -> Any:
     """One process of the run."""
-    with removed_if_empty(cfg.OUTPUT_DIR):
-        default_setup(cfg, args)
-        if args.dry_run:
-            return _dry_run(kind, args, cfg)
-        if args.eval_only or args.predict:
-            from ..export.predictor import load_weights
+    default_setup(cfg, args)
+    if args.dry_run:
+        return _dry_run(kind, args, cfg)
+    if args.eval_only or args.predict:
+        from ..export.predictor import load_weights
 
-            trainer = _kind(kind, args)(cfg)
-            content = load_weights(cfg, trainer.model, args.resume, type(trainer.checkpointer))
-            if trainer.loss_module is not None:
-                trainer.loss_module.load_from(content)
-            begin_run(cfg)
-            return _predict(trainer) if args.predict else _evaluate(trainer)
-        build_strategy(cfg).sizes(comm.get_world_size())
-        trainer = kind(cfg)
-        trainer.resume_or_load(resume=args.resume)
-        result = trainer.train()
+        trainer = _kind(kind, args)(cfg)
+        content = load_weights(cfg, trainer.model, args.resume, type(trainer.checkpointer))
+        if trainer.loss_module is not None:
+            trainer.loss_module.load_from(content)
+        begin_run(cfg)
+        return _predict(trainer) if args.predict else _evaluate(trainer)
+    build_strategy(cfg).sizes(comm.get_world_size())
+    trainer = kind(cfg)
+    trainer.resume_or_load(resume=args.resume)
+    result = trainer.train()
     if result.exit_code:  # the run was stopped: see docs/errors.md
         raise SystemExit(result.exit_code)
     return result

@@ -3,7 +3,6 @@
 import argparse
 import gc
 import os
-import re
 import signal
 import sys
 import threading
@@ -85,8 +84,6 @@ class ArgumentParser(argparse.ArgumentParser):
 
         unknown = [word for word in message.split() if word.startswith("--")]
         hint = suggest(unknown[0], self._option_string_actions) if "unrecognized" in message and unknown else ""
-        if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
-            hint = suggest(choice[1], re.findall(r"[\w-]+", choice[2]))
         key = unknown[0].strip("-") if unknown and unknown[0].strip("-").isupper() else key_for((unknown or [""])[0])
         if key and "unrecognized" in message and "opts" in {action.dest for action in self._actions}:
             hint = f"; write config keys without dashes: {key} VALUE{hint_of_epochs(unknown[0])}"

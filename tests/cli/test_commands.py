@@ -15,7 +15,6 @@ from run_folders import make_run
 from small_runs import config_trainer
 from snippets import run_python
 
-from hookline.cli import main
 from hookline.config import get_cfg
 
 # ---------------------------------------------------------------------- config
@@ -44,15 +43,6 @@ def test_config_checks_a_file_and_writes_nothing(command, tmp_path):
     assert command("config", "check", "synthetic/mlp.yaml") == (0, "synthetic/mlp.yaml: valid\n", "")
     assert list(tmp_path.iterdir()) == []
     assert "did you mean" not in command("config", "check", "nothing.yaml")[2]
-
-
-def test_a_command_in_a_deleted_folder_says_so(tmp_path, monkeypatch, capsys):
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    assert main(["train"]) == 2
-    assert capsys.readouterr().err == "error: the current folder was deleted; change to another one\n"
-    monkeypatch.chdir(tmp_path)
 
 
 # ---------------------------------------------------------------------- find-lr, find-batch-size

@@ -51,6 +51,6 @@ def test_the_version(capsys):
 
 
 def test_it_runs_as_a_module_and_output_that_nobody_reads_ends_quietly():
-    command = f"{sys.executable} -m hookline config explain | true"
+    command = f"{sys.executable} -m hookline config diff digits/mlp.yaml digits/convnet.yaml | true"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.count("\n"), done.stderr) == (1, 0, "")

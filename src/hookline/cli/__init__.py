@@ -37,11 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = suggest(words[0], COMMANDS) or "; hookline --help lists the commands"
         print(f"error: unknown {what} '{words[0]}'{hint}", file=sys.stderr)
         return 2
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        print("error: the current folder was deleted; change to another one", file=sys.stderr)
-        return 2
     args = parser_of(words[0]).parse_args(words[1:])
     command = COMMANDS[words[0]]
     try:
