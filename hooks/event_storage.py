@@ -162,7 +162,7 @@ class EventStorage(MediaStorage):
         self._read_pending()
         return dict(self._smoothing_hints)
 
-    def rows(self, window_size: int = 20, since: int = 0) -> tuple[list[Row], int]:
+    def rows(self, window_size: int = 20, since: int = 0, first: int = 0) -> tuple[list[Row], int]:
         """Return what is new since a reader's last call, as rows.
 
         A smoothed metric appears once: its median, at the last iteration it was put at. Any other metric appears with
@@ -171,23 +171,24 @@ class EventStorage(MediaStorage):
         Args:
             window_size: number of iterations that medians cover.
             since: the number that the reader's last call returned; 0 at first.
+            first: the iteration of the first row; it also has what was put for earlier ones, whose rows are written.
 
         Returns:
             The rows by ascending iteration, and the number to pass next time.
         """
         self._read_pending()
-        key = (type(window_size), window_size, since)
+        key = (type(window_size), window_size, since, first)
         if key not in self._cache:
             rows: dict[int, dict[str, float]] = {}
             for name, history in self._buffers.items():
                 if not history.has_newer(since):
                     continue
                 if self._smoothing_hints[name]:
-                    rows.setdefault(history.latest_iter(), {})[name] = self._reported(name, window_size)
+                    rows.setdefault(max(history.latest_iter(), first), {})[name] = self._reported(name, window_size)
                     continue
                 for (value, iteration), (_, following) in pairwise([*history.newer(since), (math.nan, -1)]):
                     if following != iteration + 1:
-                        rows.setdefault(iteration, {})[name] = value
+                        rows.setdefault(max(iteration, first), {})[name] = value
             self._cache[key] = sorted(rows.items())
         return self._cache[key], self._number
 

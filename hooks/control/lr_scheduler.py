@@ -101,7 +101,7 @@ class WarmupParamScheduler(ParamScheduler):
         if where >= self._length:
             if self._rescale and self._length < 1.0:
                 where = (where - self._length) / (1.0 - self._length)
-            return value_at(self._scheduler, where)
+            return self._scheduler(where) if where < BEFORE_END else value_at(self._scheduler, where)
         progress = where / self._length
         if self._method == "linear":
             return self._end * progress + self._start * (1 - progress)

@@ -127,15 +127,7 @@ class RowWriter(EventWriter):
 
     def _new_rows(self, storage: EventStorage) -> list[Row]:
         self._use(storage)
-        rows, self._seen = storage.rows(self._window_size, self._seen)
-        late: dict[str, float] = {}
-        for iteration, values in rows:
-            if iteration <= self._last_write:
-                late |= values
-        if late:  # merge what belongs to written rows into the next one, so that each iteration has one row
-            rows = [row for row in rows if row[0] > self._last_write]
-            iteration, values = rows[0] if rows else (max(storage.iter, self._last_write + 1), {})
-            rows[:1] = [(iteration, late | values)]
+        rows, self._seen = storage.rows(self._window_size, self._seen, self._last_write + 1)
         if rows:
             self._last_write = rows[-1][0]
         return rows

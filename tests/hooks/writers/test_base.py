@@ -41,6 +41,17 @@ def test_rows_are_written_every_period_and_at_the_last_step_with_every_metric_on
     assert [row["iteration"] for row in rows] == sorted({row["iteration"] for row in rows})
 
 
+def test_what_is_put_after_its_row_is_in_the_row_of_the_next_iteration(path):
+    after = CallbackHook(after_write=lambda t, metrics: t.iter == 19 and t.storage.put_scalar("seconds", 3.0))
+    train_losses(PeriodicWriter([JSONWriter(str(path))], 20), after)
+    assert [(row["iteration"], row.get("seconds")) for row in rows_of(path)] == [
+        (19, None),
+        (20, 3),
+        (39, None),
+        (49, None),
+    ]
+
+
 def test_a_trainer_trained_twice_and_a_run_resumed_by_hand_write_each_iteration_once(path):
     trainer = write([JSONWriter(str(path))], 5, end=10)
     trainer.train(10, 22)
