@@ -1,6 +1,5 @@
 """Reads weights in all supported formats, and chooses between a model's and averaged ones."""
 
-import hashlib
 import json
 import os
 import zipfile
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 __all__ = [
     "averaged_weights",
     "choose_weights",
-    "hash_weights",
-    "is_place_of_weights",
     "read_checkpoint",
     "save_weights",
 ]
@@ -80,7 +77,7 @@ def _read_folder(path: str, mmap: bool, like: "Like | None", verified: bool) -> 
 
     if not is_sharded_folder(path):
         return _read_distributed(path, like)
-    content = read_folder(path, like, is_place_of_weights if mmap else None, verified)
+    content = read_folder(path, like, _is_place_of_weights if mmap else None, verified)
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise ConfigError(f"{path} is not a checkpoint: it has no 'model'")
     return content
@@ -123,16 +120,11 @@ def choose_weights(
     Raises:
         ConfigError: there are no averaged weights.
     """
-    if source == "model":
-        return checkpoint["model"], "model"
-    found = _find_averaged(checkpoint)
-    if found is None:
-        if source == "averaged":
-            raise ConfigError(f"{path} holds no averaged weights of the hooks EMA and SWA; take the model's")
-        return checkpoint["model"], "model"
-    hook, weights, evaluated = found
-    if source == "averaged" or evaluated:
-        return weights, f"averaged by {hook}"
+    found = None if source == "model" else _find_averaged(checkpoint)
+    if found is None and source == "averaged":
+        raise ConfigError(f"{path} holds no averaged weights of the hooks EMA and SWA; take the model's")
+    if found is not None and (source == "averaged" or found[2]):
+        return found[1], f"averaged by {found[0]}"
     return checkpoint["model"], "model"
 
 
@@ -220,7 +212,7 @@ def _read_shards(index: str, mmap: bool) -> dict[str, Any]:
     return {"model": weights}
 
 
-def is_place_of_weights(keys: tuple[Any, ...]) -> bool:
+def _is_place_of_weights(keys: tuple[Any, ...]) -> bool:
     """Return whether an entry with these keys is one of a model's weights or averaged weights."""
     return keys[0] in _MODEL_KEYS or "averaged_model" in keys
 
@@ -230,7 +222,7 @@ def _read_distributed(path: str, like: "Like | None") -> dict[str, Any]:
     from .dcp_reader import nested, read_tensors
 
     try:
-        content = nested(read_tensors(path, is_place_of_weights, like))
+        content = nested(read_tensors(path, _is_place_of_weights, like))
     except (AttributeError, TypeError):
         raise ConfigError(f"{path} is corrupt (it has a tensor and a dict under one name)") from None
     for key in _MODEL_KEYS:
@@ -240,25 +232,6 @@ def _read_distributed(path: str, like: "Like | None") -> dict[str, Any]:
     if not content:
         raise ConfigError(f"{path} is not a checkpoint of a model: it holds no tensors under 'model'")
     return {"model": content}
-
-
-def hash_weights(weights: Mapping[str, Any]) -> str:
-    """Return the sha256 of weights' names, dtypes, shapes and bytes.
-
-    Two models have the same one exactly if their weights are equal bit for bit, on any device.
-
-    Args:
-        weights: for example ``model.state_dict()``; only its tensors count.
-
-    Returns:
-        64 hexadecimal digits.
-    """
-    digest = hashlib.sha256()
-    for name, value in sorted(weights.items()):
-        if isinstance(value, torch.Tensor):
-            digest.update(f"{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def save_weights(model: nn.Module, target: "str | os.PathLike[str] | IO[bytes]") -> None:

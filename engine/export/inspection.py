@@ -1,5 +1,6 @@
 """Describes the content of a checkpoint for people and as JSON."""
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from ...config import MISSING, CfgNode, ConfigError, get_cfg
 from ...config.errors import printable
 from ..checkpoint.find_checkpoint import find_checkpoint
-from ..checkpoint.weights import averaged_weights, hash_weights, read_checkpoint
+from ..checkpoint.weights import averaged_weights, read_checkpoint
 
 __all__ = ["hash_weights", "inspect_checkpoint", "report"]
 
@@ -81,6 +82,25 @@ def _describe_weights(weights: Mapping[str, Any]) -> dict[str, Any]:
         "dtypes": sorted({str(value.dtype).removeprefix("torch.") for value in tensors}),
         "sha256": hash_weights(weights),
     }
+
+
+def hash_weights(weights: Mapping[str, Any]) -> str:
+    """Return the sha256 of weights' names, dtypes, shapes and bytes.
+
+    Two models have the same one exactly if their weights are equal bit for bit, on any device.
+
+    Args:
+        weights: for example ``model.state_dict()``; only its tensors count.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted(weights.items()):
+        if isinstance(value, torch.Tensor):
+            digest.update(f"{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _megabytes(tensors: list[torch.Tensor]) -> float:
