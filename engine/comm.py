@@ -51,31 +51,27 @@ __all__ = [
 _Result = TypeVar("_Result")
 
 
-def _initialized() -> bool:
-    return dist.is_available() and dist.is_initialized()
-
-
 # ---------------------------------------------------------------------- ranks
 
 
 def get_world_size() -> int:
     """Return the number of processes."""
-    return dist.get_world_size() if _initialized() else 1
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def get_rank() -> int:
     """Return the rank of this process among all processes."""
-    return dist.get_rank() if _initialized() else 0
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def get_local_rank() -> int:
     """Return the rank of this process on its machine (torchrun's ``LOCAL_RANK``)."""
-    return int(os.environ.get("LOCAL_RANK", 0)) if _initialized() else 0
+    return int(os.environ.get("LOCAL_RANK", 0)) if dist.is_initialized() else 0
 
 
 def get_local_size() -> int:
     """Return the number of processes on this machine (torchrun's ``LOCAL_WORLD_SIZE``)."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if _initialized() else 1
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if dist.is_initialized() else 1
 
 
 def is_main_process() -> bool:
@@ -98,7 +94,7 @@ _set_data_ranks: tuple[Any, _DataRanks] = (None, _DataRanks(0, 1, True))
 
 def _data_ranks() -> _DataRanks:
     world, found = _set_data_ranks
-    if _initialized() and world is dist.group.WORLD:
+    if dist.is_initialized() and world is dist.group.WORLD:
         return found
     return _DataRanks(get_rank(), get_world_size(), True)
 
@@ -132,6 +128,8 @@ def set_data_ranks(rank: int, size: int) -> None:
         ConfigError: the numbers of the ranks are inconsistent.
     """
     global _set_data_ranks
+    if not dist.is_initialized():
+        return
     pairs: list[tuple[int, int]] = all_gather((rank, size))
     shares = [share for share, _ in pairs]
     same_size = {one for _, one in pairs} == {size} and len(set(Counter(shares).values())) == 1
@@ -140,8 +138,7 @@ def set_data_ranks(rank: int, size: int) -> None:
             f"data ranks of the strategy: the ranks' (data_rank, data_size) are {pairs}; data_size must be the same on "
             "all, and each data_rank below it, in the order of their first ranks, must have the same number of ranks"
         )
-    if _initialized():
-        _set_data_ranks = dist.group.WORLD, _DataRanks(rank, size, shares.index(rank) == get_rank())
+    _set_data_ranks = dist.group.WORLD, _DataRanks(rank, size, shares.index(rank) == get_rank())
 
 
 # ---------------------------------------------------------------------- groups
@@ -168,7 +165,7 @@ def create_local_process_group(num_workers_per_machine: int) -> None:
 
     ``num_workers_per_machine`` is the number of processes on each machine. Ranks are numbered machine by machine.
     """
-    if _initialized():
+    if dist.is_initialized():
         _local_group(dist.group.WORLD, num_workers_per_machine)
 
 
@@ -177,7 +174,7 @@ def get_local_process_group() -> "dist.ProcessGroup | None":
 
     The first call creates the group, so every rank must make it.
     """
-    return _local_group(dist.group.WORLD, get_local_size()) if _initialized() else None
+    return _local_group(dist.group.WORLD, get_local_size()) if dist.is_initialized() else None
 
 
 @functools.lru_cache(maxsize=1)
@@ -202,7 +199,7 @@ def _gloo_group(world: Any) -> "dist.ProcessGroup":
 
 def get_store() -> "dist.Store | None":
     """Return the key-value store that all ranks share; None in a single process."""
-    return dist.distributed_c10d._get_default_store() if _initialized() else None
+    return dist.distributed_c10d._get_default_store() if dist.is_initialized() else None
 
 
 # ---------------------------------------------------------------------- waiting
@@ -336,6 +333,8 @@ def broadcast_object(obj: Any, src: int = 0, group: "dist.ProcessGroup | None" =
 
 def on_main_process(function: Callable[[], _Result]) -> _Result:
     """Call a function on the main process, and return its result on every rank, or raise its ConfigError there."""
+    if get_world_size() == 1:
+        return function()
     result, error = None, None
     if is_main_process():
         try:

@@ -192,7 +192,7 @@ _TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 def launched_by_torchrun() -> bool:
     """Whether torchrun, or another launcher that sets the same variables, started this process."""
-    return all(name in os.environ for name in _VARIABLES)
+    return os.environ.keys() >= {*_VARIABLES}
 
 
 def check_alone() -> None:

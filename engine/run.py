@@ -400,8 +400,10 @@ def _check_writable(path: str) -> None:
 
 def _compare_timeouts(cfg: CfgNode) -> None:
     """Warn if the ranks were launched with another timeout than the config's."""
+    if comm.get_world_size() == 1:
+        return
     wanted, actual = Duration.parse_time(cfg.PARALLEL.TIMEOUT).seconds, comm.timeout().total_seconds()
-    if comm.get_world_size() > 1 and wanted != actual:
+    if wanted != actual:
         logger.warning(
             "PARALLEL.TIMEOUT is %g s, but the ranks were launched with %g s: pass timeout= to launch()", wanted, actual
         )

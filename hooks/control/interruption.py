@@ -150,11 +150,9 @@ class SignalHandler(HookBase):
     single = True
 
     def __init__(self) -> None:
-        self._signals = StopSignals()
+        self._signals = StopSignals(lambda reason, exit_code: self.trainer.request_stop(reason, exit_code))
 
     def before_train(self) -> None:
-        trainer = self.trainer
-        self._signals = StopSignals(lambda reason, exit_code: trainer.request_stop(reason, exit_code))
         self._signals.catch()
 
     def after_run(self) -> None:
