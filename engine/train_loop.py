@@ -19,7 +19,7 @@ from typing import Any, Literal, Never, Self
 from ..config import ConfigError
 from ..hooks.base import HookBase, StopTraining
 from ..hooks.event_storage import EventStorage, get_event_storage
-from ..hooks.functions import F, on
+from ..hooks.functions import on_event
 from ..hooks.hook_list import HookList
 from . import comm
 from .ranks.rank_sync import RankSync, StopRequest, as_failure, share_metrics
@@ -103,6 +103,7 @@ class TrainerBase:
     iters_per_epoch: int | None = None
     epoch_ended: bool = False
     comm = comm
+    on = on_event
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         trainer = super().__new__(cls)
@@ -443,15 +444,6 @@ class TrainerBase:
     def find_hooks(self, cls: type | str) -> list[Any]:
         """Return all hooks of a class, given as a class or by name."""
         return self.hooks.find(cls)
-
-    def on(self, event: str, **options: Any) -> Callable[[F], F]:
-        """Decorate a function to be called at an event of this trainer: ``@trainer.on("after_step", every="100it")``.
-
-        Args:
-            event: an event of :class:`HookBase`.
-            **options: see :func:`hookline.hooks.on`.
-        """
-        return on(event, trainer=self, **options)
 
     def emit(self, event: str, *args: Any, **kwargs: Any) -> None:
         """Call the method ``event`` of every hook that has it. The event need not be declared.

@@ -8,7 +8,7 @@ from ..config import ConfigError, Duration, suggest
 from ..config.registry import is_again
 from .base import EVENTS, Every, HookBase
 
-__all__ = ["CallbackHook", "FunctionHook", "on"]
+__all__ = ["CallbackHook", "FunctionHook", "on", "on_event"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -129,32 +129,17 @@ def check_arguments(function: Callable[..., Any], event: str) -> None:
         raise ConfigError(f"{event} calls a function as f({', '.join(names)}), which {name} is not: {error}") from None
 
 
-def on(event: str, *, trainer: Any = None, **options: Any) -> Callable[[F], F]:
-    """Decorate a function to be called at an event: ``@on(event, trainer=trainer)``, ``@trainer.on(event)``.
+def on_event(trainer: Any, event: str, **options: Any) -> Callable[[F], F]:
+    """Decorate a function to be called at an event of this trainer: ``@trainer.on("after_step", every="100it")``.
 
     Args:
         event: an event of :class:`HookBase`.
-        trainer: the trainer.
         **options: ``every``, ``once``, ``when``, ``uses_outputs``, ``uses_indices``; see :class:`FunctionHook`.
 
     Returns:
         A decorator that returns the function unchanged. A function of the same module, name and event replaces the
         earlier one, so a notebook's cell can run again.
-
-    Raises:
-        ConfigError: no trainer is given.
-
-    Example::
-
-        @trainer.on("after_step", every="100it")
-        def report(trainer):
-            print(trainer.iter, trainer.storage.latest()["total_loss"])
     """
-
-    if trainer is None:
-        raise ConfigError(
-            f'@on("{event}"): of which trainer? Write @trainer.on("{event}") when there is one, or name a hook in HOOKS'
-        )
 
     def decorate(function: F) -> F:
         for old in trainer.find_hooks(FunctionHook):
@@ -164,3 +149,16 @@ def on(event: str, *, trainer: Any = None, **options: Any) -> Callable[[F], F]:
         return function
 
     return decorate
+
+
+def on(event: str, *, trainer: Any = None, **options: Any) -> Callable[[F], F]:
+    """Decorate a function to be called at an event of a trainer; see :func:`on_event`.
+
+    Raises:
+        ConfigError: no trainer is given.
+    """
+    if trainer is None:
+        raise ConfigError(
+            f'@on("{event}"): of which trainer? Write @trainer.on("{event}") when there is one, or name a hook in HOOKS'
+        )
+    return on_event(trainer, event, **options)
