@@ -34,14 +34,14 @@ class GradientAccumulationScheduler(HookBase):
         self._schedule = [(Duration.parse_length(start), steps) for start, steps in schedule.items()]
 
     def before_train(self) -> None:
-        trainer: Any = self.trainer
+        trainer = self.trainer
         starts = [(start.iterations(trainer.iters_per_epoch) if start else 0, n) for start, n in self._schedule]
         self._starts = sorted([(-1, trainer.accumulation_steps), *starts])
 
     def before_step(self) -> None:
-        trainer: Any = self.trainer
+        trainer = self.trainer
         trainer.accumulation_steps = [steps for start, steps in self._starts if start <= trainer.iter][-1]
 
     def after_train(self) -> None:
-        trainer: Any = self.trainer
+        trainer = self.trainer
         trainer.accumulation_steps = self._starts[0][1]

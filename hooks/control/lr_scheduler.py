@@ -290,10 +290,17 @@ class LRScheduler(HookBase):
         return self._scheduler or (self.trainer.scheduler if self._part is None else self.trainer.scheduler[self._part])
 
     def before_train(self) -> None:
-        trainer: Any = self.trainer
+        trainer = self.trainer
         if self._given is None:
             self._optimizer = trainer.optimizer if self._part is None else trainer.optimizer[self._part]
-        self._check_metric()
+        if isinstance(self.scheduler, ReduceLROnPlateau) != bool(self._metric):
+            raise ConfigError(
+                f"LRScheduler: metric={self._metric!r} does not fit {type(self.scheduler).__name__}: only "
+                'ReduceLROnPlateau takes a metric, and it needs one, such as "digits_test/loss" (in a config '
+                "SOLVER.LR_SCHEDULER_METRIC)"
+            )
+        if self._metric and self._metric not in trainer.storage.latest():  # a new run, not a resumed one
+            self._metric_iter = None
         if isinstance(self.scheduler, ParamScheduler):
             self._factors = self.scheduler
         if self._factors is not None:  # each train() has its own length
@@ -312,16 +319,6 @@ class LRScheduler(HookBase):
         self._by_updates = not isinstance(self.scheduler, _TorchScheduler) and isinstance(self.scheduler, TimmScheduler)
         self._takes_epoch = self._by_updates and takes_epoch(type(self.scheduler))
         self._each_step = self._metric is None and self._interval == "iteration" and not self._by_updates
-
-    def _check_metric(self) -> None:
-        scheduler = self.scheduler
-        if isinstance(scheduler, ReduceLROnPlateau) != bool(self._metric):
-            raise ConfigError(
-                f"LRScheduler: metric={self._metric!r} does not fit {type(scheduler).__name__}: only ReduceLROnPlateau "
-                'takes a metric, and it needs one, such as "digits_test/loss" (in a config SOLVER.LR_SCHEDULER_METRIC)'
-            )
-        if self._metric and self._metric not in self.trainer.storage.latest():  # a new run, not a resumed one
-            self._metric_iter = None
 
     def set_max_iter(self, max_iter: int) -> None:
         """Follow the schedule of a run of another length from the next step on.

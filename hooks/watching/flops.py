@@ -96,7 +96,7 @@ class FlopsCounter(HookBase):
             return
         self._counting.close()
         self._counted = True
-        trainer: Any = self.trainer
+        trainer = self.trainer
         self._first, self._start = trainer.iter, time.perf_counter()
         trained = any(parameter.requires_grad for parameter in trainer.model.parameters())
         count = self._counter.get_total_flops()
