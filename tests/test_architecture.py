@@ -27,7 +27,7 @@ def test_imports_go_downwards_only(imports):
     assert [(module, target) for module, target in arrows if layer(target) > layer(module)] == []
 
 
-def test_what_stands_beside_the_layers_imports_config_only_and_no_layer_imports_the_command():
+def test_runs_and_command_line_import_config_only_and_no_layer_imports_the_command():
     folder = rooms.ROOT / "src/hookline"
     for path in [folder / "command_line.py", *(folder / "runs").glob("*.py")]:
         for module in re.findall(r"^\s*(?:from|import) (\.\.\S*|hookline\S*)", path.read_text(), re.MULTILINE):

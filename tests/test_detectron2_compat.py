@@ -69,7 +69,7 @@ def test_a_subclass_of_the_base_defines_its_own_step():
     assert not has_event_storage()
 
 
-def test_losses_are_gathered_every_so_many_iterations_and_gradients_stay_until_the_next_step():
+def test_losses_are_gathered_at_a_period_and_gradients_stay_until_the_next_step():
     norms = []
     model = _CompatModel()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -269,7 +269,7 @@ def test_a_model_left_in_eval_mode_is_an_error():
     assert trainer.iter == 1
 
 
-def test_a_model_that_was_evaluated_between_two_calls_trains_and_a_frozen_submodule_stays_in_eval_mode():
+def test_a_model_that_was_evaluated_between_two_calls_trains():
     trainer, modes = simple_trainer(), []
     note = hooks.CallbackHook(before_step=lambda t: modes.extend(module.training for module in t.model.modules()))
     trainer.register_hooks([note])

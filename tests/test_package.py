@@ -173,7 +173,7 @@ def check_use(python: str, place: Path, folder: Path, *modules: str) -> None:
     assert "trained" in done.stdout
 
 
-def test_the_wheel_trains_without_the_repository_and_its_command_works_in_a_folder_of_the_users(wheel, tmp_path):
+def test_the_wheel_trains_without_the_repository_in_a_folder_of_the_users(wheel, tmp_path):
     python = environment(tmp_path / "venv")
     install(python, str(wheel))
     folder = tmp_path / "elsewhere"

@@ -109,7 +109,7 @@ def example(name):
 
 @pytest.mark.parametrize("name", ["digits/convnet.yaml", "configs/digits/convnet.yaml"])
 @pytest.mark.usefixtures("elsewhere")
-def test_an_example_is_found_by_its_name_and_a_missing_base_is_not_replaced_by_a_part_of_one(name, write):
+def test_an_example_is_found_by_its_name_and_a_missing_base_is_an_error(name, write):
     assert "digits/convnet.yaml" in example_names()
     cfg = example(name)
     assert cfg.MODEL.NAME == "ConvNet"

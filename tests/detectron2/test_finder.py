@@ -33,7 +33,7 @@ def test_modules_and_names_are_found_by_every_form_of_import():
     assert "launch" not in names
 
 
-def test_submodules_are_there_without_an_import_and_what_is_set_in_one_is_set_in_hookline(monkeypatch):
+def test_submodules_need_no_import_and_what_is_set_in_one_is_set_in_hookline(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "detectron2"]:
         monkeypatch.delitem(sys.modules, name)
     import detectron2

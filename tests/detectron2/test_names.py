@@ -57,7 +57,7 @@ def names(table):
         yield from ((f"detectron2.{module}", name) for name in found.split())
 
 
-def test_the_names_of_the_engine_are_here_and_those_of_detection_are_refused_with_a_reason():
+def test_names_of_the_engine_are_here_and_those_of_detection_refused_with_a_reason():
     assert [f"{module}.{name}" for module, name in names(PRESENT) if home_of(module, name) is None] == []
     assert [f"{module}.{name}" for module, name in names(REFUSED) if home_of(module, name) is not None] == []
     assert all("own tools; use " in describe(f"{module}.{name}") for module, name in names(REFUSED))

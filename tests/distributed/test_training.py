@@ -157,7 +157,7 @@ def test_two_machines_train_together_and_without_a_shared_folder_resume_from_cop
 
 
 @pytest.mark.slow
-def test_torchrun_restarts_killed_ranks_and_a_signal_to_it_stops_all_with_a_checkpoint(two, tmp_path):
+def test_torchrun_restarts_killed_ranks_and_a_signal_to_it_stops_all(two, tmp_path):
     mishaps = [{"what": "kill once", "rank": 0}, {"what": "stop the launcher", "at": 90}]
     arguments = options("SOLVER.CHECKPOINT_PERIOD", 20, "--resume", mishaps=mishaps)
     restarts = ("--max-restarts", 1)

@@ -539,7 +539,11 @@ def test_a_killed_and_resumed_run_leaves_the_same_files_as_an_uninterrupted_one(
         assert resumed[name] == whole[name], name
 
 
-@pytest.mark.parametrize("item", CASES)
+# Every third item, and the slow ones the others.
+ITEMS = [pytest.param(item, marks=pytest.mark.slow if number % 3 else ()) for number, item in enumerate(CASES)]
+
+
+@pytest.mark.parametrize("item", ITEMS)
 def test_a_resume_without_any_one_item_differs(runs, item):
     case = CASES[item]
 

@@ -297,7 +297,7 @@ runpy.run_path({str(ROOT / "tools/train_net.py")!r}, run_name="__main__")
 
 
 @pytest.mark.slow
-def test_a_run_fails_if_its_last_checkpoint_cannot_be_saved_even_with_on_error_continue(start, tmp_path):
+def test_a_run_fails_if_its_last_checkpoint_cannot_be_saved_even_with_continue(start, tmp_path):
     (tmp_path / "limited.py").write_text(LIMITED)
     options = ("SOLVER.MAX_ITER", 20, "SOLVER.CHECKPOINT_PERIOD", 0, "CHECKPOINT.ON_ERROR", "continue")
     options += ("CHECKPOINT.BEST.METRIC", "", "MODEL.ARGS.hidden", "[99]")

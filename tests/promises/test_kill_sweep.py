@@ -97,7 +97,7 @@ def test_a_run_killed_three_times_ends_like_an_uninterrupted_one(tmp_path):
 # Saving in this process, without workers, is killed at each of its file operations by test_fault_sweep.py.
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_runs_with_workers_and_asynchronous_saves_killed_fifteen_times_end_like_an_uninterrupted_one(tmp_path):
+def test_runs_with_workers_and_asynchronous_saves_end_the_same_after_fifteen_kills(tmp_path):
     config = {**CONFIG, "SOLVER": {**CONFIG["SOLVER"], "MAX_ITER": 60}}
     config["CHECKPOINT"] = {**CONFIG["CHECKPOINT"], "ASYNC": True}
     sweep(tmp_path, 15, config, NUM_WORKERS=2)

@@ -124,7 +124,7 @@ def test_a_process_killed_while_replacing_a_folder_leaves_the_old_or_the_new_one
     assert not list(tmp_path.glob(".hookline-*"))
 
 
-def test_a_folder_is_restored_if_its_replacement_fails_and_kept_if_it_is_no_whole_checkpoint(tmp_path, log):
+def test_a_folder_is_restored_if_its_replacement_fails_and_kept_if_incomplete(tmp_path, log):
     make_folder(tmp_path / "run", "mine")
     with pytest.raises(OSError, match="disk full"), displaced(str(tmp_path / "run")):
         raise OSError("disk full")

@@ -95,7 +95,7 @@ def test_a_second_process_is_refused_and_changes_nothing(run):
     lock.release()
 
 
-def test_the_lock_of_a_killed_run_does_not_matter_wherever_it_ran_and_if_its_child_lives_on(tmp_path):
+def test_the_lock_of_a_killed_run_does_not_matter_even_if_its_child_lives_on(tmp_path):
     code = f"{TAKE}import os\nread, write = os.pipe()\n"
     code += "if os.fork(): os.read(read, 1); os._exit(9)\nos.write(write, b'!'); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE) as parent:

@@ -76,7 +76,7 @@ def checkpoints(folder):
 # ---------------------------------------------------------------------- training
 
 
-def check_an_interrupted_run_with_ema_and_asynchronous_saves_resumes_to_identical_weights(folder):
+def check_an_interrupted_run_with_ema_and_async_saves_resumes_to_identical_weights(folder):
     through = trainer(folder, "through", *OPTIONS)
     through.train()
     stopped = trainer(folder, "stopped", *OPTIONS)
@@ -150,7 +150,7 @@ def change(model, value):
             parameter.fill_(value)
 
 
-def check_an_asynchronous_save_has_the_state_of_its_call_and_becomes_the_last_when_complete(folder):
+def check_an_asynchronous_save_has_the_state_of_its_call(folder):
     made, run, before = saved_run(folder)
     keeper = made.checkpointer
     gate, write = threading.Event(), sharded_checkpointer.write_folder
@@ -225,7 +225,7 @@ def check_a_disk_error_on_one_rank_fails_on_all_and_keeps_the_previous_checkpoin
     assert checkpoints(run) == ["old.pth", "twice.pth"]
 
 
-def check_each_rank_verifies_its_part_once_and_a_corrupt_folder_makes_way_for_the_next_save(folder):
+def check_each_rank_verifies_its_part_once_and_a_corrupt_folder_is_replaced(folder):
     made = trainer(folder, "run", *SHORT)
     made.train()
     comm.synchronize()

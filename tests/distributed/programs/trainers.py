@@ -257,7 +257,7 @@ def check_before_evaluation_copies_the_buffers_of_rank_0(folder):
         assert norm.running_mean.tolist() == first
 
 
-def check_weights_or_rates_that_one_rank_changes_alone_are_an_error_before_they_are_evaluated_or_saved(folder):
+def check_weights_or_rates_that_one_rank_changes_alone_are_an_error_before_a_save(folder):
     def train(do, period=0, strategy=None, when=5, evaluate=None):
         strategy = strategy or DDP()
         wrapped = strategy.wrap(model(), CPU)
