@@ -214,13 +214,6 @@ def check_model(cfg: CfgNode) -> None:
                 label = getattr(target, "__name__", "")  # a functools.partial has none
                 check_names(f"MODEL.{key}", label, _forward_parameters(target), model[key].values())
     InputRule(model.INPUTS, model.INPUT_MAPPING, model.TARGET)  # raises if they do not fit together
-    for key, patterns in (
-        ("ACTIVATION_CHECKPOINTING", model.ACTIVATION_CHECKPOINTING),
-        ("COMPILE.MODULES", model.COMPILE.MODULES),
-    ):
-        for pattern in patterns:
-            if not isinstance(pattern, str):
-                raise ConfigError(f"MODEL.{key}: expected names of submodules, got {pattern!r}")
     if model.COMPILE.ARGS:
         check_compile("MODEL.COMPILE.ARGS", model.COMPILE.ARGS)
 

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...config import ConfigError
 from .. import comm
 from .base import STRATEGY_REGISTRY, Strategy
 from .copies import share_tensors
@@ -49,10 +48,6 @@ class DDP(Strategy):
 
     averages = True
     _graph_seen = False
-
-    def __post_init__(self) -> None:
-        if self.find_unused_parameters and self.static_graph:
-            raise ConfigError("DDP: static_graph finds unused parameters itself; leave find_unused_parameters out")
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         if comm.get_world_size() == 1 or not any(parameter.requires_grad for parameter in model.parameters()):

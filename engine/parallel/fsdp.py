@@ -62,10 +62,6 @@ class FSDP2(Strategy):
     averages = True
     shards_weights = True
 
-    def __post_init__(self) -> None:
-        if self.min_params < 1:
-            raise ConfigError(f"PARALLEL.ARGS.min_params: must be at least 1, not {self.min_params}")
-
     def sizes(self, ranks: int) -> tuple[int, int, int]:
         return 1, ranks, 1
 

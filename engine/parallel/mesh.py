@@ -59,7 +59,6 @@ class Mesh(FSDP2):
     plan: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         sizes = [self.replicate, self.shard, self.tensor]
         if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
             raise ConfigError(

@@ -42,7 +42,7 @@ def build_grad_clipper(cfg: CfgNode) -> GradClipper | None:
     norm.
 
     Raises:
-        ConfigError: CLIP_TYPE is unknown, or a number is not positive.
+        ConfigError: a number is not positive.
     """
     cfg = full_config(cfg)
     clip = cfg.SOLVER.CLIP_GRADIENTS
@@ -51,11 +51,6 @@ def build_grad_clipper(cfg: CfgNode) -> GradClipper | None:
     for name in ("CLIP_VALUE", "NORM_TYPE"):
         if not clip[name] > 0:  # also refuses NaN
             raise ConfigError(f"SOLVER.CLIP_GRADIENTS.{name}: must be greater than 0, not {clip[name]}")
-    if clip.CLIP_TYPE not in ("value", "norm", "full_model", "param_norm"):
-        raise ConfigError(
-            f'SOLVER.CLIP_GRADIENTS.CLIP_TYPE is {clip.CLIP_TYPE!r}; use "value", "norm" (global), "full_model" (the '
-            'same) or "param_norm"'
-        )
     return partial(
         _clip, kind=clip.CLIP_TYPE, limit=clip.CLIP_VALUE, norm_type=clip.NORM_TYPE, with_norm=cfg.LOG.GRAD_NORM
     )
