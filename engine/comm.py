@@ -21,7 +21,6 @@ from ..config import ConfigError
 __all__ = [
     "all_gather",
     "all_reduce_sum",
-    "barrier",
     "broadcast_object",
     "create_local_process_group",
     "gather",
@@ -215,38 +214,6 @@ def synchronize() -> None:
         dist.barrier()
 
 
-@functools.lru_cache(maxsize=1)
-def _turns(world: Any) -> "Counter[str]":
-    """Count how often this rank has reached each barrier of a group, by name."""
-    return Counter()
-
-
-def barrier(name: str, timeout: float | None = None) -> None:
-    """Wait until every rank has reached the barrier of this name. The error names missing ranks.
-
-    It uses the store, not the devices, and works on any thread.
-
-    Args:
-        name: of the place in the program. A name may be used many times.
-        timeout: seconds to wait; by default the run's :func:`timeout`.
-
-    Raises:
-        TimeoutError: some ranks did not reach the barrier; the message has their numbers.
-    """
-    store, world_size = get_store(), get_world_size()
-    if store is None or world_size == 1:
-        return
-    seconds = store.timeout.total_seconds() if timeout is None else timeout  # type: ignore[attr-defined]
-    turns = _turns(dist.group.WORLD)
-    turns[name] += 1
-    turn = turns[name]
-    if missing := missing_ranks(store, f"hookline/barrier/{name}/{turn}", get_rank(), world_size, seconds):
-        raise TimeoutError(
-            f"barrier {name!r}: rank(s) {', '.join(missing)} did not come within {seconds:g} s "
-            f"(rank {get_rank()} waited)"
-        )
-
-
 def missing_ranks(store: "dist.Store", place: str, rank: int, size: int, seconds: float) -> list[str]:
     """Wait until all processes are at a place, a key of the store; return the ranks that did not come in time.
 
@@ -270,22 +237,21 @@ def missing_ranks(store: "dist.Store", place: str, rank: int, size: int, seconds
 
 
 @contextmanager
-def main_process_first(local: bool = True, name: str = "main process first") -> Iterator[None]:
+def main_process_first(local: bool = True) -> Iterator[None]:
     """Run the body in the main process first, then in the others, for example to download data.
 
     Args:
         local: run first in the first process of each machine. If False, only in rank 0, for folders that all
             machines share.
-        name: of the barrier, for error messages.
     """
     first = (get_local_rank() if local else get_rank()) == 0
     if not first:
-        barrier(name)
+        all_gather(None)
     try:
         yield
     finally:
         if first:  # even after an error, so that the others do not wait
-            barrier(name)
+            all_gather(None)
 
 
 # ---------------------------------------------------------------------- objects

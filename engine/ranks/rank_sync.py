@@ -146,14 +146,14 @@ class RankSync:
         Raises:
             RuntimeError: some ranks did not, and may wait in the middle of the step. The message has their numbers.
         """
-        try:
-            comm.barrier(f"hookline stop {self._number}, iteration {iteration}", _WAIT)
-        except TimeoutError as missing:
+        store: Any = comm.get_store()
+        rank, place = comm.get_rank(), f"hookline/stop/{self._number}/{iteration}"
+        if missing := comm.missing_ranks(store, place, rank, comm.get_world_size(), _WAIT):
             raise RuntimeError(
-                f"StopTraining({reason!r}) was raised in step {iteration} of rank {comm.get_rank()}, and not on "
-                f"all ranks: the others cannot finish this step ({missing}). To stop from one rank, call "
+                f"StopTraining({reason!r}) was raised in step {iteration} of rank {rank}, and not on all "
+                f"ranks: rank(s) {', '.join(missing)} cannot finish this step. To stop from one rank, call "
                 "trainer.request_stop(reason) instead: all ranks then stop after the same step"
-            ) from None  # as a cause, the barrier's timeout would count as the failure
+            )
 
     def _choose_steps(self, iteration: int, now: float) -> int:
         """The number of steps until the next exchange: at most twice the last one, since the first steps are slow."""

@@ -53,18 +53,13 @@ def check_ranks_exchange_objects_and_numbers(folder):
         if rank == 0:
             time.sleep(0.2)
             (folder / "cache").touch()
-    with comm.main_process_first(local=False):  # the same name a second time
+    with comm.main_process_first(local=False):
         pass
     total = torch.ones(1)
     torch.distributed.all_reduce(total, group=comm.get_local_process_group())
     assert total == 2
     comm.create_local_process_group(1)
     assert torch.distributed.get_world_size(comm._local_group(torch.distributed.group.WORLD, 1)) == 1
-    for _ in range(3):
-        comm.barrier("a", timeout=20)
-    if rank == 0:
-        with pytest.raises(TimeoutError, match=r"'the evaluation': rank\(s\) 1 did not come within 0.2 s"):
-            comm.barrier("the evaluation", timeout=0.2)
     assert comm.on_main_process(lambda: rank) == 0
 
     def fail():
