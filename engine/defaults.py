@@ -1,4 +1,16 @@
-"""``DefaultTrainer``: from a config to a run."""
+"""``DefaultTrainer``: from a config to a run.
+
+How a run ends and goes on:
+
+- **Ctrl-C in step 7.** The hook ``SignalHandler`` calls ``request_stop(..., exit_code=130)``. The step ends as usual,
+  the loop does not begin another, and ``after_train`` saves ``model_0000007.pth``. Then :meth:`DefaultTrainer.train`
+  releases the folder, and raises ``SystemExit(130)``. A second Ctrl-C is a KeyboardInterrupt: nothing more is saved.
+- **A kill while a checkpoint is saved.** A file gets its name when it is complete, and ``last_checkpoint`` is replaced
+  after that. So the checkpoint before is still there, and is the last one.
+- **--resume.** :meth:`DefaultTrainer.resume_or_load` loads the last checkpoint that is intact; ``start_iter`` is the
+  iteration in it + 1. Where the config differs from that in the checkpoint, it decides (``resume/differences.py``).
+  Writers remove the rows from ``start_iter`` on, which are written again. Of a complete run nothing is left to do.
+"""
 
 import logging
 import os

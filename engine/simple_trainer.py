@@ -28,7 +28,7 @@ from .parallel.base import Strategy, check_strategy
 from .parallel.copies import check_same_weights, share_weights
 from .parallel.ddp import DDP
 from .ranks.loss_weights import LossWeights, forward_backward_weighted
-from .resume.state import START_ANEW, check_complete, check_optimizer, data_of_this_rank, rng_of_this_rank
+from .resume.state import START_ANEW, check_complete, data_of_this_rank, rng_of_this_rank
 from .solver.clipping import clipper_of
 from .solver.multi_optimizer import OptimizerList, as_list
 from .step.fast_path import FastStep
@@ -566,7 +566,6 @@ class SimpleTrainer(TrainerBase):
         check_complete(state_dict)
         super().load_state_dict(state_dict)
         with loading(f"the checkpoint's optimizer (of another model or parameter groups? {START_ANEW})"):
-            check_optimizer(state_dict["optimizer"], self.optimizer)
             self.optimizer.load_state_dict(state_dict["optimizer"])
         if self.grad_scaler is not None and "grad_scaler" in state_dict:
             self.grad_scaler.load_state_dict(state_dict["grad_scaler"])

@@ -179,7 +179,11 @@ class TrainerBase:
             iteration = self.iter
             TrainerBase.before_train(self)
             self.iter = iteration
-        elif self._loop.in_step and self.finished_iter < self.start_iter and self._is_overridden("after_step"):
+        elif (
+            self._loop.in_step
+            and self.finished_iter < self.start_iter
+            and type(self).after_step is not TrainerBase.after_step
+        ):
             raise self._not_called("after_step")
         if self._stop is not None:
             raise self._end_of_loop(self._stop)
@@ -291,25 +295,16 @@ class TrainerBase:
 
     def _end_of_loop(self, stop: StopRequest) -> BaseException:
         """Return what ends a loop that does not look at ``stop_requested``."""
-        text = (
-            f"training was asked to stop ({stop.reason}), but {type(self).__name__} has a training loop of its own, "
-            "which goes on. The run ends here, with its final checkpoint. To stop without this error, let the loop "
-            "check self.stop_requested"
-        )
+        text = f"{stop.reason}: the run ends with its final checkpoint, and this error ends the training loop of "
+        text += f"{type(self).__name__}; to do without it, let the loop check self.stop_requested"
         end = SystemExit(stop.exit_code) if stop.exit_code else RuntimeError(text)
         self._loop.other_errors.append(end)
         return end
 
-    def _is_overridden(self, method: str) -> bool:
-        return getattr(type(self), method) is not getattr(TrainerBase, method)
-
     def _not_called(self, method: str) -> ConfigError:
-        name = type(self).__name__
-        if self._is_overridden(method):
-            problem = f"{name}.{method}() does not call super().{method}()"
-        else:
-            problem = f"the training loop of {name} does not call {method}()"
-        return ConfigError(f"{problem}, so its steps cannot be counted")
+        name, is_own = type(self).__name__, getattr(type(self), method) is not getattr(TrainerBase, method)
+        caller, called = (f"{name}.{method}()", "super().") if is_own else (f"the training loop of {name}", "")
+        return ConfigError(f"{caller} does not call {called}{method}(), so its steps cannot be counted")
 
     def _leave_step(self, stop: StopTraining) -> None:
         """Stop at once: a step or a method of a subclass has raised ``stop``. A step that is not finished is not

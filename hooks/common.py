@@ -367,29 +367,6 @@ def _restore(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-def check_numbers(saved: Any, own: Any, where: str) -> None:
-    """Check that a state from a file has no text where an object's own has numbers, and a mapping where it has one.
-
-    Args:
-        saved: the state in the file.
-        own: the object's state.
-        where: the name of the state, for the message.
-
-    Raises:
-        ConfigError: it is otherwise.
-    """
-    if isinstance(own, Mapping) and isinstance(saved, Mapping):
-        for key in [key for key in own if key in saved]:
-            check_numbers(saved[key], own[key], f"{where}[{key!r}]")
-    elif isinstance(own, list | tuple) and isinstance(saved, list | tuple):
-        for index, pair in enumerate(zip(saved, own, strict=False)):
-            check_numbers(*pair, f"{where}[{index}]")
-    elif (isinstance(own, int | float | list | tuple | torch.Tensor) and isinstance(saved, str)) or (
-        isinstance(own, Mapping) and saved is not None
-    ):
-        raise ConfigError(f"{where} is {repr(saved)[:100]}, and a {type(own).__name__} is needed")
-
-
 @contextmanager
 def rng_of_training() -> Iterator[None]:
     """Restore all generators, GPUs' too, at the end of an evaluation: what it draws does not change training."""

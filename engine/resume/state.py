@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from ...config import ConfigError
-from ...hooks.common import check_numbers, has_shards, optimizers_of
+from ...hooks.common import has_shards, optimizers_of
 from .. import comm
 from ..checkpoint.weights import read_checkpoint
 from ..data.epoch_iterator import EpochIterator
 from ..data.stream import SplitLoader
 
-__all__ = ["START_ANEW", "check_complete", "check_optimizer", "data_of_this_rank", "load_optimizer", "rng_of_this_rank"]
+__all__ = ["START_ANEW", "check_complete", "data_of_this_rank", "load_optimizer", "rng_of_this_rank"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,20 +31,11 @@ def check_complete(state: Mapping[str, Any]) -> None:
             "the checkpoint cannot be resumed: its run held other weights or optimizer state on each rank, and the "
             f"checkpoint holds rank 0's. {START_ANEW}"
         )
-    check_numbers(state.get("data", {}), {"epoch": 0, "position": 0}, "the position in the data of the checkpoint")
     if "optimizer" not in state:
         raise ConfigError(
             "the checkpoint cannot be resumed: it has no optimizer state where hookline saves it. Was it "
             f"saved by detectron2? {START_ANEW}"
         )
-
-
-def check_optimizer(state: Mapping[str, Any], optimizer: Any) -> None:
-    """Check that an optimizer's state has no text in place of numbers: it would fail in the first step."""
-    check_numbers(state, optimizer.state_dict(), "the optimizer's state")
-    for part in state.get("optimizers", [state]):
-        for parameter, values in part["state"].items():
-            check_numbers(values, dict.fromkeys(values, 0), f"the optimizer's state['state'][{parameter!r}]")
 
 
 def rng_of_this_rank(state: Mapping[str, Any]) -> dict[str, Any] | None:

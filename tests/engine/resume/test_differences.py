@@ -298,28 +298,6 @@ def test_a_hook_that_sets_iter_to_max_iter_as_in_detectron2_stops_the_run(make, 
         assert make(*STOPPED, resume=True).start_iter == 8
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        *("data.epoch", "rng.torch", "rng.python"),
-        *("optimizer.param_groups.0.betas", "optimizer.param_groups.0.lr", "optimizer.state.0.exp_avg"),
-        *("hooks.LRScheduler.last_epoch", "hooks.PeriodicWriter.last_write", "hooks.EarlyStopping.best"),
-    ],
-)
-def test_text_where_a_checkpoint_has_numbers_is_an_error_with_words(make, tmp_path, place):
-    stopping = {"NAME": "EarlyStopping", "ARGS": {"metric": "total_loss", "patience": 9}}
-    options = ("SOLVER.OPTIMIZER.NAME", "AdamW", "HOOKS", [stopping], "LOG.WRITERS", ["JSONWriter"], "LOG.PERIOD", 1)
-    make(*options).train()
-    content = torch.load(tmp_path / "model_final.pth", weights_only=True)
-    part, keys = content["trainer"], [int(key) if key.isdecimal() else key for key in place.split(".")]
-    for key in keys[:-1]:
-        part = part[key]
-    part[keys[-1]] = "text"
-    torch.save(content, tmp_path / "model_final.pth")
-    with pytest.raises(ConfigError, match=r"in the checkpoint|the checkpoint is corrupt|'text'|model_final"):
-        make(*options, "SOLVER.MAX_ITER", 6, resume=True).train()
-
-
 @pytest.mark.parametrize(("changes", "iteration"), [([], 24), (["SOLVER.MAX_ITER", 20], 20)])
 def test_a_length_that_a_hook_set_is_kept_at_a_resume_unless_the_config_changes_it(make, changes, iteration):
     def run(*changes, resume, stop):
