@@ -381,7 +381,7 @@ class Runs:
     def resume(self, scenario: str, overrides: tuple[Any, ...], edit: Callable[[Any, Any], None]) -> dict[str, Any]:
         """Resume a copy of a killed run after ``edit(checkpoint, state of a new run)``."""
         folder = self.new()
-        shutil.copytree(self.killed(scenario), folder)
+        shutil.copytree(self.killed(scenario), folder, symlinks=True)
         trainer = make(scenario, folder, overrides)
         checkpoint = self.checkpoint(scenario)
         edit(checkpoint, {"model": trainer.model.state_dict(), "trainer": trainer.state_dict()})
