@@ -84,12 +84,8 @@ def components(value: Any, more: str = "") -> None:
         ConfigError: it is not a list or tuple, or an entry is not a component; the message gives its index.
     """
     if not isinstance(value, list | tuple):
-        hint = f"; write [{value}]" if isinstance(value, str) else ""
-        if isinstance(value, Mapping):
-            hint = f"; write [{{NAME: {value.get('NAME', next(iter(value), 'Name'))}, ARGS: {{...}}}}]"
-        elif isinstance(value, str) and value.lstrip().startswith(("[", "(")):
-            hint = "; this text is not a list: check its brackets, and quote each name in it"
-        raise ConfigError(f"expected a list of components, got {value!r}{hint}")
+        hint = f"[{value}]" if isinstance(value, str) else "[{NAME: ..., ARGS: {...}}]"
+        raise ConfigError(f"expected a list of components, got {value!r}; write {hint}")
     for index, entry in enumerate(value):
         try:
             component(entry)

@@ -5,7 +5,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from types import FunctionType, MethodType, ModuleType
+from types import ModuleType
 from typing import Any, TypeVar, overload
 
 from .errors import ConfigError, UnknownKeyError, UnknownNameError, suggest
@@ -101,7 +101,21 @@ class Registry:
             UnknownKeyError: the name is unknown; the message suggests the nearest.
             ConfigError: a module fails on import, or the object is not of the registry's kind.
         """
-        return self._resolve(name, f"{key}: " if key else "")
+        prefix = f"{key}: " if key else ""
+        if not isinstance(name, str):
+            raise ConfigError(f"{prefix}the name of a {self._label} is a string, not {name!r}")
+        if name in self:
+            return self._obj_map[name]
+        target = name.value if isinstance(name, ObjectName) else self._import(name, prefix)
+        if isinstance(name, ObjectName) and name.is_component:
+            if not isinstance(target, self.kind):
+                raise self._refusal(name, key, f"it is of type {type(target).__name__}, not a {self._kind_text}")
+            return name.component
+        if isinstance(target, type) and not issubclass(target, self.kind):
+            raise self._refusal(name, key, f"it is not a subclass of {self._kind_text}")
+        if not callable(target):
+            raise self._refusal(name, key, f"it is of type {type(target).__name__}, not a class or a function")
+        return target
 
     def in_any_case(self, name: str) -> str:
         """Return the registered name that equals ``name`` except for upper and lower case; without one, ``name``."""
@@ -131,8 +145,9 @@ class Registry:
         Raises:
             ConfigError: as :meth:`build`.
         """
-        target = self._resolve(name, _prefix(name_key(key)))
-        self._bind(target, name, args, (None,) * positional, dict.fromkeys(offered), key)
+        target = self.get(name, name_key(key))
+        label = getattr(target, "__name__", name)
+        bind(target, args or {}, positional=(None,) * positional, offered=dict.fromkeys(offered), key=key, label=label)
         return target
 
     def build(
@@ -159,30 +174,19 @@ class Registry:
 
         Raises:
             UnknownKeyError: the name is unknown.
-            ConfigError: arguments are unknown, missing or of the wrong type; the message has one line per argument,
-                with its full key. Or an imported function returns an object that is not of the registry's kind.
+            ConfigError: an argument is unknown or missing; the message has its full key. Or an imported function
+                returns an object that is not of the registry's kind.
         """
-        target = self._resolve(name, _prefix(name_key(key)))
-        positional, keywords = self._bind(target, name, args, positional, offered or {}, key)
+        target = self.get(name, name_key(key))
+        label = getattr(target, "__name__", name)
+        positional, keywords = bind(target, args or {}, positional=positional, offered=offered, key=key, label=label)
         built = target(*positional, **keywords)
-        if name not in self._obj_map and not isinstance(built, self.kind):
+        if name not in self and not isinstance(built, self.kind):
             problem = f"it returned an object of type {type(built).__name__}, not a {self._kind_text}{self._hint}"
-            raise ConfigError(f"{_prefix(name_key(key))}'{name}' cannot be the {self._label}: {problem}")
+            raise self._refusal(name, name_key(key), problem)
         return built
 
-    def _bind(self, target: Any, name: str, args: Any, positional: Any, offered: Any, key: str) -> Any:
-        label = getattr(target, "__name__", name)
-        return bind(target, args or {}, positional=positional, offered=offered, key=key, label=label)
-
-    def _resolve(self, name: str, prefix: str) -> Any:
-        if not isinstance(name, str):
-            raise ConfigError(f"{prefix}the name of a {self._label} is a string, not {name!r}")
-        if isinstance(name, ObjectName):
-            if problem := self._problem(name.value, name.is_component):
-                raise ConfigError(f"{prefix}{name} cannot be the {self._label}: {problem}")
-            return name.component if name.is_component else name.value
-        if name in self:
-            return self._obj_map[name]
+    def _import(self, name: str, prefix: str) -> Any:
         if is_object_text(name):
             raise ConfigError(
                 f"{prefix}{name} is an object that the Python script of this run passed to Trainer; a config file "
@@ -190,30 +194,20 @@ class Registry:
             )
         names = sorted(self._obj_map)
         known = f" Known: {', '.join(names)}." if 0 < len(names) <= _MAX_LISTED else ""
-        if not name:
-            raise UnknownKeyError(f"{prefix}no {self._label} is named.{known}")
         hint = suggest(name, names)
         if ":" not in name and "." not in name:
             raise UnknownKeyError(f"{prefix}unknown {self._label} '{name}'{hint or '.'}{known}")
         try:
-            if _is_standard(name.partition(":")[0]):  # without importing it
+            if name.partition(":")[0].partition(".")[0] in sys.stdlib_module_names:  # not imported
                 raise ConfigError(f"'{name}' is in Python's standard library, which has no components; name your own")
-            target = locate(name)
+            return locate(name)
         except UnknownKeyError as error:
             raise UnknownKeyError(f"{prefix}unknown {self._label} '{name}': {error}{hint}") from error
         except ConfigError as error:
             raise ConfigError(f"{prefix}{error}") from error
-        if problem := _not_a_function(target) or self._problem(target):
-            raise ConfigError(f"{prefix}'{name}' cannot be the {self._label}: {problem}")
-        return target
 
-    def _problem(self, target: Any, is_component: bool = False) -> str:
-        """Why a class or a component is not of the registry's kind; empty if it is, and for functions."""
-        if is_component and not isinstance(target, self.kind):
-            return f"it is of type {type(target).__name__}, not a {self._kind_text}"
-        if isinstance(target, type) and not is_component and not issubclass(target, self.kind):
-            return f"it is not a subclass of {self._kind_text}"
-        return ""
+    def _refusal(self, name: str, key: str, problem: str) -> ConfigError:
+        return ConfigError(f"{key}{': ' if key else ''}'{name}' cannot be the {self._label}: {problem}")
 
     @property
     def _kind_text(self) -> str:
@@ -251,22 +245,6 @@ def name_key(key: str) -> str:
     if last == "ARGS" or last.endswith("_ARGS"):
         return key.removesuffix("ARGS") + "NAME"
     return key
-
-
-def _prefix(key: str) -> str:
-    return f"{key}: " if key else ""
-
-
-def _not_a_function(target: Any) -> str:
-    """Why an imported object cannot be called as a component; empty if it is a class or function of a project."""
-    function = target.func if isinstance(target, functools.partial) else target
-    if not isinstance(function, type | FunctionType | MethodType):
-        return f"it is of type {type(target).__name__}, not a class or a function written in Python"
-    return f"it is {_origin(function)}, of Python's standard library" if _is_standard(function.__module__ or "") else ""
-
-
-def _is_standard(module_name: str) -> bool:
-    return module_name.partition(".")[0] in sys.stdlib_module_names
 
 
 def is_again(known: Any, obj: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections.abc
 import functools
 import inspect
 import sys
@@ -22,8 +21,6 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 # Attribute of functions that @configurable decorates: their from_config, or True for an __init__.
 _MARK = "_configurable_from"
 _BY_POSITION = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
-SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.MutableSequence)
-MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
 @dataclass
@@ -54,7 +51,7 @@ def bind(
     key: str,
     label: str,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Check a call of ``target`` without making it.
+    """Check the names of a call's arguments without making it. Their types are the target's to check.
 
     Args:
         target: a class or callable.
@@ -70,54 +67,49 @@ def bind(
         for a parameter that is a tensor become one.
 
     Raises:
-        ConfigError: an argument is unknown, missing or of the wrong type; the message has one line per argument.
+        ConfigError: an argument is unknown or missing; the message has its full key.
     """
-    prefix = f"{key}." if key else ""
-    offered = offered or {}
+    prefix, offered = f"{key}." if key else "", offered or {}
     offers_cfg = "cfg" in offered and "cfg" not in args
     taken = parameters_of(target, with_cfg=offers_cfg)
-    keywords = {name: _plain(value) for name, value in args.items()}
+    keywords = {name: _copied(value) for name, value in args.items()}
     if taken is None:
         return positional, keywords
-    cfg_first = offers_cfg and taken.positions[:1] == ["cfg"] and "cfg" in taken.required
-    free = taken.positions[cfg_first:]
-    if len(positional) > len(free) and not taken.any_position:
-        raise ConfigError(f"{key or label}: {label} takes {len(free)} arguments by position, not {len(positional)}")
-    given = {*free[: len(positional)], *(["cfg"] if cfg_first else [])}
-    choices = [name for name in taken.keywords if name not in given and name not in offered]
-
-    problems = []
-    for name, value in args.items():
+    if offers_cfg and taken.positions[:1] == ["cfg"] and "cfg" in taken.required:
+        positional = (offered["cfg"], *positional)
+    given = taken.positions[: len(positional)]
+    by_name = {name: parameter for name, parameter in taken.keywords.items() if name not in given}
+    for name in args:
         if name in given:
-            problems.append(f"{prefix}{name}: {label} already receives '{name}'")
-        elif name in taken.keywords:
-            parameter = taken.keywords[name]
-            if not fits(value, parameter.annotation) and not (value is None and parameter.default is None):
-                expected = inspect.formatannotation(parameter.annotation)
-                problems.append(f"{prefix}{name}: expected {expected}, got {value!r} ({type(value).__name__})")
-            elif (kind := _tensor_class(value, parameter.annotation)) is not None:
-                keywords[name] = kind(value) if isinstance(value, (list, tuple)) else kind([value]).reshape(())
+            raise ConfigError(f"{prefix}{name}: {label} already receives '{name}'")
+        if name in by_name:
+            keywords[name] = _as_tensor(keywords[name], by_name[name].annotation)
         elif not taken.any_keyword:
-            hint = suggest(str(name), [*choices, *(n for n in offered if n in taken.keywords)]) or "."
-            takes = f"It takes: {', '.join(choices)}." if choices else "It takes no arguments."
-            problems.append(f"{prefix}{name}: {label} takes no argument '{name}'{hint} {takes}")
-    supplied = [name for name in offered if name in taken.keywords and name not in given and name not in args]
+            hint = suggest(str(name), by_name) or "."
+            choices = ", ".join(one for one in by_name if one not in offered)
+            takes = f"It takes: {choices}." if choices else "It takes no arguments."
+            raise ConfigError(f"{prefix}{name}: {label} takes no argument '{name}'{hint} {takes}")
+    keywords = {**{name: value for name, value in offered.items() if name in by_name}, **keywords}
     for name in taken.required:
-        if name not in given and name not in args and name not in supplied:
-            problems.append(f"{prefix}{name}: {label} needs the argument '{name}', which is not given")
-    if problems:
-        raise ConfigError("\n".join(problems))
-    first = (offered["cfg"],) if cfg_first else ()
-    return (*first, *positional), {**{name: offered[name] for name in supplied}, **keywords}
+        if name not in given and name not in keywords:
+            raise ConfigError(f"{prefix}{name}: {label} needs the argument '{name}', which is not given")
+    return positional, keywords
 
 
-def _plain(value: Any) -> Any:
-    """Copy config nodes to dicts and frozen lists to lists, so that the target may change its arguments."""
+def _copied(value: Any) -> Any:
+    """Copy mappings and lists, config nodes as dicts, so that the target may change its arguments."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list) or type(value) is tuple:
-        return (list if isinstance(value, list) else tuple)(map(_plain, value))
-    return value
+        return {key: _copied(item) for key, item in value.items()}
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
+
+
+def _as_tensor(value: Any, annotation: Any) -> Any:
+    """Return numbers as a tensor if the parameter is one: ``weight: [1, 2]`` of CrossEntropyLoss."""
+    members = {getattr(one, "__name__", "") for one in typing.get_args(annotation) or (annotation,)}
+    if members - {"NoneType"} != {"Tensor"} or type(value) not in (int, float, list, tuple):
+        return value
+    torch = sys.modules["torch"]
+    return torch.tensor(value, dtype=torch.get_default_dtype())
 
 
 def is_function_of_two(target: Any, args: Mapping[str, Any]) -> bool:
@@ -146,115 +138,50 @@ def parameters_of(target: Any, with_cfg: bool = False) -> Parameters | None:
     Returns:
         The parameters; None if they are unknown, as for some builtins.
     """
-    taken = _merged(target)
+    taken = _read(target)
     source = source_of(target) if with_cfg else None
     if taken is None or source is None:
         return taken
     # from_config fills the required arguments of __init__, and defines the positional parameters.
-    first = _merged(source) or Parameters()
+    first = _read(source) or Parameters()
     first.keywords = {**taken.keywords, **first.keywords}
     first.any_keyword |= taken.any_keyword
     first.required = list(dict.fromkeys(["cfg", *first.required]))
     return first
 
 
-def _merged(target: Any) -> Parameters | None:
+def _read(target: Any) -> Parameters | None:
     """The parameters of a callable; for a class, of each ``__init__`` in its MRO, as far as there is ``**kwargs``."""
     inits = []
     if inspect.isclass(target) and "__signature__" not in vars(target):
         inits = [vars(cls)["__init__"] for cls in target.__mro__[:-1] if "__init__" in vars(cls)]
     taken: Parameters | None = None
     for function in inits or [target]:
-        parameters = _parameters(function)
-        if parameters is None:
+        try:
+            signature = inspect.signature(function)
+            with suppress(Exception):  # such as a name that is only imported for type checkers
+                signature = inspect.signature(function, eval_str=True)
+        except (ValueError, TypeError):
             break
-        below = _take(parameters[1:] if inits and parameters and parameters[0].kind in _BY_POSITION else parameters)
+        parameters = list(signature.parameters.values())
+        kinds = [parameter.kind for parameter in parameters]
+        if inits and kinds and kinds[0] in _BY_POSITION:  # self
+            del parameters[0], kinds[0]
+        named = [p for p in parameters if p.kind not in (_Parameter.VAR_POSITIONAL, _Parameter.VAR_KEYWORD)]
+        keywords = {p.name: p for p in named if p.kind is not _Parameter.POSITIONAL_ONLY}
         if taken is None:
-            taken = below
+            taken = Parameters(
+                positions=[p.name for p in named if p.kind in _BY_POSITION],
+                keywords=keywords,
+                required=[p.name for p in named if p.default is _Parameter.empty],
+                any_position=_Parameter.VAR_POSITIONAL in kinds,
+            )
         else:
-            taken.keywords = {**below.keywords, **taken.keywords}
-            taken.any_keyword = below.any_keyword
+            taken.keywords = {**keywords, **taken.keywords}
+        taken.any_keyword = _Parameter.VAR_KEYWORD in kinds
         if not taken.any_keyword:
             break
     return taken
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    try:
-        signature = inspect.signature(function)
-        with suppress(Exception):  # such as a name that is only imported for type checkers
-            signature = inspect.signature(function, eval_str=True)
-    except (ValueError, TypeError, NameError):
-        return None
-    return list(signature.parameters.values())
-
-
-def _take(parameters: list[inspect.Parameter]) -> Parameters:
-    named = [p for p in parameters if p.kind not in (_Parameter.VAR_POSITIONAL, _Parameter.VAR_KEYWORD)]
-    return Parameters(
-        positions=[p.name for p in named if p.kind in _BY_POSITION],
-        keywords={p.name: p for p in named if p.kind is not _Parameter.POSITIONAL_ONLY},
-        required=[p.name for p in named if p.default is _Parameter.empty],
-        any_position=any(p.kind is _Parameter.VAR_POSITIONAL for p in parameters),
-        any_keyword=any(p.kind is _Parameter.VAR_KEYWORD for p in parameters),
-    )
-
-
-def fits(value: Any, annotation: Any) -> bool:
-    """Whether a config value matches an annotation.
-
-    Checked are numbers (an int is a float, a bool is neither), str, bool, None, sequences (lists and tuples are
-    equivalent) and mappings of these, tensors (numbers, in lists or not), unions and ``Literal``. Any value matches
-    other annotations.
-
-    Args:
-        value: plain data.
-        annotation: the annotation, not a string.
-
-    Returns:
-        False if it certainly does not match.
-    """
-    if annotation in (None, type(None)):
-        return value is None
-    if annotation in (int, float):
-        return isinstance(value, (int, annotation)) and not isinstance(value, bool)
-    if annotation in (str, bool):
-        return isinstance(value, annotation)
-    if is_tensor(annotation):
-        return _is_numbers(value) or not isinstance(value, (str, bool, list, tuple, Mapping, type(None)))
-    origin, inner = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        return any(fits(value, one) for one in inner)
-    if origin is typing.Annotated:
-        return fits(value, inner[0])
-    if origin is typing.Literal:
-        return any(type(value) is type(one) and value == one for one in inner)
-    if origin in SEQUENCES:
-        if origin is tuple and inner and inner[-1] is not Ellipsis:
-            return isinstance(value, (list, tuple)) and len(value) == len(inner) and all(map(fits, value, inner))
-        return isinstance(value, (list, tuple)) and all(fits(item, one) for item in value for one in inner[:1])
-    if origin in MAPPINGS:
-        return isinstance(value, Mapping) and all(all(map(fits, pair, inner)) for pair in value.items())
-    return True
-
-
-def _tensor_class(value: Any, annotation: Any) -> Any:
-    """The class of tensors if numbers of a config are meant as a tensor: ``weight: [1, 2]`` of CrossEntropyLoss."""
-    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    members = typing.get_args(annotation) if union else (annotation,)
-    found = next(filter(is_tensor, members), None)
-    others = [one for one in members if one is not found]
-    return found if found is not None and _is_numbers(value) and not any(fits(value, one) for one in others) else None
-
-
-def is_tensor(annotation: Any) -> bool:
-    return getattr(annotation, "__name__", "") == "Tensor" and getattr(annotation, "__module__", "") == "torch"
-
-
-def _is_numbers(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_numbers, value))
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 # ---------------------------------------------------------------------- configurable

@@ -43,7 +43,7 @@ from .resume import differences
 from .resume.lengths import Lengths, apply_max_iter, loader_length, scale_config
 from .resume.state import load_optimizer
 from .run import Run, begin_run, default_setup
-from .setup.check import HOOK_SLOT, WRITER_SLOT, best_metric, check_watched, overridden_builders
+from .setup.check import HOOK_SLOT, WRITER_SLOT, best_metric, overridden_builders
 from .setup.report import log_end, log_start, name_replay, replay_command
 from .setup.script_options import check_ignored
 from .setup.seeds import seed_all_rng
@@ -266,13 +266,6 @@ class DefaultTrainer(SimpleTrainer):
         run.begin(self._resume, trains)
         if trains:
             log_start(self, again)
-
-    def _first_step_done(self) -> None:
-        super()._first_step_done()
-        if self.lengths is not None and {"build_test_loader", "build_evaluator", "test"}.isdisjoint(
-            overridden_builders(type(self), DefaultTrainer)
-        ):
-            check_watched(self)
 
     def _run_ended(self) -> None:
         self._pending_rng = capture_rng()

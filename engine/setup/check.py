@@ -4,25 +4,12 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
-import torch
-
 from ...config import CfgNode, ConfigError, Duration, UnknownKeyError, get_cfg, name_of, suggest
 from ...config.components import Slot, errors_at
 from ...config.errors import misspelt
-from ...config.signatures import fits
-from ...config.values import ObjectName, is_object_text
-from ...hooks import (
-    HOOK_REGISTRY,
-    WRITER_REGISTRY,
-    CallbackHook,
-    EarlyStopping,
-    EvalHook,
-    check_hooks,
-)
-from ...hooks.common import preserve_rng
-from ...hooks.evaluation import Monitor, names_function
-from ...hooks.functions import FunctionHook
-from ..checkpoint import Checkpointer
+from ...config.values import is_object_text
+from ...hooks import HOOK_REGISTRY, WRITER_REGISTRY, EarlyStopping
+from ...hooks.evaluation import names_function
 from ..checkpoint.find_checkpoint import find_checkpoint
 from ..checkpoint.matching import split_query
 from ..data.build import SAMPLER_SLOT, check_data
@@ -30,11 +17,10 @@ from ..data.datasets import DATASET_REGISTRY, TEST_SLOT, TRAIN_SLOT
 from ..evaluation import check_evaluation, result_names
 from ..evaluation.build import EVALUATOR_SLOT
 from ..modeling import check_model
-from ..modeling.build import LOSS_SLOT, MODEL_SLOT
+from ..modeling.build import MODEL_SLOT
 from ..parallel.base import check_parallel
 from ..solver import check_solver
 from ..solver.build import OPTIMIZER_SLOT
-from ..solver.multi_optimizer import solver_parts
 from ..solver.schedules import SCHEDULE_SLOT, plateau_metric
 
 __all__ = [
@@ -42,7 +28,6 @@ __all__ = [
     "WRITER_SLOT",
     "best_metric",
     "check_config",
-    "check_watched",
     "overridden_builders",
     "unknown_parts",
 ]
@@ -144,12 +129,11 @@ def check_config(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
         check_parallel,
         _check_output_dir,
         _check_hooks,
-        _check_writers,
+        WRITER_SLOT.check,
         _check_step,
         _check_monitors,
         _check_expected_results,
         _check_weights,
-        _check_builds,  # last: the first optimizer imports torch modules for a second
     ):
         if check not in (_check_monitors, _check_expected_results) or not evaluates_otherwise:
             check(cfg)
@@ -169,36 +153,13 @@ def _check_ranges(cfg: CfgNode) -> None:
         raise ConfigError(
             "CHECKPOINT.LOAD_BEST_AT_END: needs CHECKPOINT.BEST.METRIC, the metric that decides which weights are best"
         )
-    if cfg.DETERMINISTIC and cfg.CUDNN_BENCHMARK:
-        raise ConfigError("DETERMINISTIC and CUDNN_BENCHMARK: contradict each other; set one of them to False")
     if cfg.MODEL.WEIGHTS_OPTIMIZER and not cfg.MODEL.WEIGHTS:
         raise ConfigError("MODEL.WEIGHTS_OPTIMIZER: needs MODEL.WEIGHTS, the checkpoint to load the state from")
     if cfg.TEST.AUG.ENABLED:
         raise ConfigError("TEST.AUG.ENABLED: there is no test-time augmentation; override the trainer's test()")
     for expectation in cfg.TEST.EXPECTED_RESULTS:
-        if not fits(expectation, tuple[str, str, float, float]):
+        if not isinstance(expectation, list | tuple) or len(expectation) != 4:
             raise ConfigError(f"TEST.EXPECTED_RESULTS: {expectation!r} is not [set, metric, expected value, tolerance]")
-
-
-def _check_builds(cfg: CfgNode) -> None:
-    """Build the parts that are cheap to build, so that their constructors check their arguments."""
-    if cfg.MODEL.NAME and not isinstance(cfg.MODEL.NAME, ObjectName):  # an object, or a function that may be slow
-        _try_model(cfg)
-    if cfg.MODEL.LOSS.NAME:
-        LOSS_SLOT.try_build(cfg)
-    for part in solver_parts(cfg).values() if cfg.SOLVER.OPTIMIZERS else [cfg]:
-        if OPTIMIZER_SLOT.is_named(part):
-            OPTIMIZER_SLOT.try_build(part, [torch.nn.Parameter(torch.zeros(1, 1))], lr=part.SOLVER.BASE_LR)
-
-
-def _try_model(cfg: CfgNode) -> Any:
-    """Build the model on the meta device; if that fails, on the CPU, since not every model supports meta."""
-    with preserve_rng():
-        try:
-            with torch.device("meta"):
-                return MODEL_SLOT.build(cfg)
-        except Exception:
-            return MODEL_SLOT.try_build(cfg)
 
 
 def _check_output_dir(cfg: CfgNode) -> None:
@@ -218,30 +179,6 @@ def _check_hooks(cfg: CfgNode) -> None:
             raise ConfigError(f"HOOKS[{index}]: every run already has one {name}; remove this one")
         if name == "TimeLimit" and Duration.parse(cfg.SOLVER.TIME_LIMIT):
             raise ConfigError(f"HOOKS[{index}]: SOLVER.TIME_LIMIT already adds a TimeLimit; remove one of them")
-    offered = {**dict.fromkeys(HOOK_SLOT.offers), "checkpointer": Checkpointer(torch.nn.Module())}
-    ours = _build_ours(cfg, HOOK_SLOT, offered)
-    try:
-        check_hooks(ours)
-    except ConfigError as error:
-        raise ConfigError(f"HOOKS: {error}") from None
-
-
-def _check_writers(cfg: CfgNode) -> None:
-    offered = {"cfg": cfg, "output_dir": cfg.OUTPUT_DIR, "max_iter": None, "window_size": 20}
-    _build_ours(cfg, WRITER_SLOT, offered)
-
-
-def _build_ours(cfg: CfgNode, slot: Slot, offered: dict[str, Any]) -> list[Any]:
-    """Check the components of a slot, and build those of hookline, whose arguments or packages may be wrong.
-
-    Others are not built: constructors may have side effects, such as starting a tracker's run.
-    """
-    built = []
-    for index, (kind, (name, args, key)) in enumerate(zip(slot.check(cfg), slot.entries(cfg), strict=True)):
-        if kind.__module__.startswith("hookline."):
-            with errors_at(f"{slot.key}[{index}]"):
-                built.append(slot.registry.build(name, args, offered=offered, key=key))
-    return built
 
 
 def _check_step(cfg: CfgNode) -> None:
@@ -268,91 +205,51 @@ def _check_monitors(cfg: CfgNode) -> None:
     A metric may also come from training or from a hook. It is an error if it names a test set or resembles a metric of
     one. If any other never appears, EarlyStopping and the schedule fail, and the best checkpoint logs a warning.
     """
-    best = cfg.CHECKPOINT.BEST.METRIC
-    watched = {"CHECKPOINT.BEST.METRIC": best, "SOLVER.LR_SCHEDULER_METRIC": plateau_metric(cfg)}
+    best, scheduled = cfg.CHECKPOINT.BEST.METRIC, plateau_metric(cfg)
+    watched = {"CHECKPOINT.BEST.METRIC": best, "SOLVER.LR_SCHEDULER_METRIC": scheduled}
     for name, args, key in HOOK_SLOT.entries(cfg):
-        stopping = name.value if isinstance(name, ObjectName) else None
-        if name == "EarlyStopping" or isinstance(stopping, EarlyStopping):
-            metric = args.get("metric", "") if stopping is None else stopping._monitor.function or stopping.metric
-            if not metric and not best:
-                raise ConfigError(
-                    f"{key}.metric: is missing, and so is CHECKPOINT.BEST.METRIC (Trainer(monitor=...)), which is its "
-                    "default"
-                )
-            watched[f"{key}.metric"] = metric or best
-    for key, metric in watched.items():
-        with errors_at(key):
-            Monitor(metric)  # finds the function of "module:function"
-    if watched["SOLVER.LR_SCHEDULER_METRIC"] and not Duration.parse(cfg.TEST.EVAL_PERIOD) and not cfg.HOOKS:
+        hook = getattr(name, "value", None)  # of an object in place of a name
+        if name == "EarlyStopping" or isinstance(hook, EarlyStopping):
+            watched[f"{key}.metric"] = hook.metric if isinstance(hook, EarlyStopping) else args.get("metric")
+    if scheduled and not Duration.parse(cfg.TEST.EVAL_PERIOD) and not cfg.HOOKS:
         raise ConfigError(
             "TEST.EVAL_PERIOD: is 0, so the only evaluation is at the end and SOLVER.LR_SCHEDULER_METRIC has no "
             'effect; set it, for example to "1ep"'
         )
-    metrics, others = result_names(cfg)
-    if others or EVALUATOR_SLOT.name(cfg) != "MetricsEvaluator":  # the names are known afterwards
+    metrics, names = _metrics_of_tests(cfg)
+    if names is None:
         return
-    test_sets = [name_of(entry) for entry in cfg.DATASETS.TEST]
-    names = [f"{test_set}/{metric}" for test_set in test_sets for metric in metrics]
+    sets = {*map(name_of, cfg.DATASETS.TEST), *dict(DATASET_REGISTRY)}
     for key, metric in watched.items():
         if not metric or callable(metric) or names_function(metric) or _is_among(metric, names):
             continue
-        prefix, slash, _ = metric.partition("/")
-        if metric == best and not cfg.DATASETS.TEST:
+        if not cfg.DATASETS.TEST and (cfg.HOOKS or key == "CHECKPOINT.BEST.METRIC"):
             continue
+        test_set, slash, _ = metric.partition("/")
+        may_be_of_training = not slash and ("loss" in metric or metric == best)
         near = suggest(metric, names)
-        of_an_evaluation = slash or (key != "CHECKPOINT.BEST.METRIC" and "loss" not in metric)
-        of_a_set = (near and of_an_evaluation) or prefix in test_sets or prefix in DATASET_REGISTRY
-        if of_a_set or key == "SOLVER.LR_SCHEDULER_METRIC" or (metric in metrics and "loss" not in metric):
+        is_unknown = test_set in sets or ((near or metric in metrics) and not may_be_of_training)
+        if is_unknown or metric == scheduled:
             known = ", ".join(names) or "none (DATASETS.TEST or TEST.METRICS is empty)"
             raise UnknownKeyError(f"{key}: there is no metric {metric!r} among {known}{near}")
 
 
-def check_watched(trainer: Any) -> None:
-    """Check after the first step of a DefaultTrainer that the metrics which hooks watch can come.
-
-    A metric ``<set>/<name>`` of no test set comes from the model, which has put it in the first step, or from a hook of
-    the project. Hooks of hookline put none with such a name.
-
-    Raises:
-        ConfigError: nothing gives a metric.
-    """
-    cfg, hooks, sets = trainer.cfg, trainer.hooks.hooks, [name_of(entry) for entry in trainer.cfg.DATASETS.TEST]
-    ours = all(type(hook).__module__.startswith("hookline.") for hook in hooks)
-    if not ours or len(trainer.find_hooks(EvalHook)) > 1 or any(map(trainer.find_hooks, (CallbackHook, FunctionHook))):
-        return
-    watched = {f"EarlyStopping(metric={hook.metric!r})": hook._monitor for hook in trainer.find_hooks(EarlyStopping)}
-    if metric := plateau_metric(cfg):
-        watched["SOLVER.LR_SCHEDULER_METRIC"] = Monitor(metric)
-    if best := cfg.CHECKPOINT.BEST.METRIC:
-        watched["CHECKPOINT.BEST.METRIC"] = Monitor(best)
-    for key, monitor in watched.items():
-        test_set, slash, _ = monitor.name.rpartition("/")
-        if monitor.function is not None or not slash or monitor.name in trainer.storage.histories():
-            continue
-        if any(f"{test_set}/".startswith(f"{one}/") for one in sets):
-            if key.startswith("EarlyStopping") and not Duration.parse(cfg.TEST.EVAL_PERIOD):
-                logger.warning("%s stops nothing: TEST.EVAL_PERIOD is 0, so the only evaluation is at the end", key)
-            continue
-        problem = (
-            f"{key}: nothing gives the metric {monitor.name!r}: there is no such test set (DATASETS.TEST, "
-            f"Trainer: test_data, has {', '.join(sets) or 'none'}), and the model has not put it"
-        )
-        if key != "CHECKPOINT.BEST.METRIC" or cfg.CHECKPOINT.LOAD_BEST_AT_END:
-            raise ConfigError(problem)
-        logger.warning("%s", problem)
-
-
 def _check_expected_results(cfg: CfgNode) -> None:
     """Check that evaluations produce the results that are expected, if the default evaluator is used."""
-    metrics, others = result_names(cfg) if cfg.TEST.EXPECTED_RESULTS else ([], True)
-    if others or EVALUATOR_SLOT.name(cfg) != "MetricsEvaluator":
-        return
-    names = [f"{name_of(entry)}/{metric}" for entry in cfg.DATASETS.TEST for metric in metrics]
-    for test_set, metric, *_ in cfg.TEST.EXPECTED_RESULTS:
+    _, names = _metrics_of_tests(cfg) if cfg.TEST.EXPECTED_RESULTS else ([], None)
+    for test_set, metric, *_ in cfg.TEST.EXPECTED_RESULTS if names is not None else ():
         name = f"{test_set}/{metric}" if test_set else metric
         if not _is_among(name, names):
             known = ", ".join(names) or "nothing (DATASETS.TEST is empty)"
             raise UnknownKeyError(f"TEST.EXPECTED_RESULTS: there is no {name!r} among {known}{suggest(name, names)}")
+
+
+def _metrics_of_tests(cfg: CfgNode) -> tuple[Collection[str], list[str] | None]:
+    """Return the names of the metrics, alone and as ``"<set>/<metric>"``; None if they are known only afterwards."""
+    metrics, others = result_names(cfg)
+    if others or EVALUATOR_SLOT.name(cfg) != "MetricsEvaluator":
+        return metrics, None
+    return metrics, [f"{name_of(entry)}/{metric}" for entry in cfg.DATASETS.TEST for metric in metrics]
 
 
 def _is_among(metric: str, names: Collection[str]) -> bool:

@@ -142,7 +142,7 @@ def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | N
         offered["fused"] = True
     try:
         optimizer: Optimizer = OPTIMIZER_SLOT.build(cfg, groups, **offered)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(
             f"SOLVER.OPTIMIZER: {name}: {error}. If it cannot update all parameters of the model, give it only those "
             "that it can, and the others another optimizer, with SOLVER.OPTIMIZERS"

@@ -194,10 +194,8 @@ def _counts_epochs(cfg: CfgNode, kind: Any) -> bool:
 
 
 def _is_run_value(value: str) -> bool:
-    try:
-        return value in RUN_VALUES or (not value.isdigit() and bool(Duration.parse(value)))
-    except ConfigError:
-        return False
+    """Whether text is a length or a name of one, and not the name of a method, such as "linear"."""
+    return value in RUN_VALUES or (value[:1].isdigit() and not value.isdigit())
 
 
 def check_scheduler(cfg: CfgNode) -> Slot:

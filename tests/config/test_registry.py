@@ -155,11 +155,10 @@ def test_the_working_directory_is_searched_last(in_folder):
 # ---------------------------------------------------------------- arguments
 
 
-def test_all_bad_arguments_are_reported_together(registry):
-    with pytest.raises(ConfigError) as info:
-        registry.check("ConvNet", {"num_classes": "ten", "zebra": 1, "betas": [1]}, key="MODEL.ARGS")
-    keys = [line.split(":")[0] for line in str(info.value).splitlines()]
-    assert keys == [f"MODEL.ARGS.{name}" for name in ("num_classes", "zebra", "betas", "width")]
+@pytest.mark.parametrize(("args", "name"), [({"width": 1, "zebra": 1}, "zebra"), ({"num_classes": 3}, "width")])
+def test_an_unknown_or_missing_argument_is_named_with_its_key(registry, args, name):
+    with pytest.raises(ConfigError, match=rf"^MODEL\.ARGS\.{name}: ConvNet "):
+        registry.check("ConvNet", args, key="MODEL.ARGS")
 
 
 def test_offered_values_are_passed_if_named_and_arguments_take_precedence(registry):
@@ -186,9 +185,8 @@ def test_configurable_targets_take_config_and_arguments():
     assert registry.build("Net", offered=offered).args == (4, 1)
     assert registry.build("Net", {"depth": 3, "scale": 2}, offered=offered).args == (8, 3)
     assert registry.build("Net", {"width": 3}).args == (3, 1)
-    for wrong, name in (({"dept": 3}, "dept:"), ({"depth": "3"}, "depth:")):
-        with pytest.raises(ConfigError, match=rf"M\.ARGS\.{name}"):
-            registry.check("Net", wrong, offered=offered, key="M.ARGS")
+    with pytest.raises(ConfigError, match=r"M\.ARGS\.dept: "):
+        registry.check("Net", {"dept": 3}, offered=offered, key="M.ARGS")
     with pytest.raises(ConfigError, match="'width'"):
         registry.check("Net", {"depth": 3})
 
@@ -202,8 +200,6 @@ def test_numbers_become_a_tensor_where_the_signature_says_tensor(registry):
     assert torch.equal(weight, torch.tensor([1.0, 2.0]))
     assert bins == [0.5]  # a list is what the signature allows
     assert registry.build("weighted", {"weight": 3})[0].item() == 3
-    with pytest.raises(ConfigError, match=r"MODEL\.ARGS\.weight:"):
-        registry.build("weighted", {"weight": ["a"]}, key="MODEL.ARGS")
 
 
 def test_nodes_are_passed_as_dicts(registry):

@@ -25,6 +25,7 @@ def make_folder(folder):
     for name in ("mine/config.yaml", "mine/log.txt", "mine/model.py", "mine/model_best.pth", "sub/beside.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).touch()
+    (folder / "run").mkdir()  # OUTPUT_DIR; default_setup creates it
     (folder / "wrong_import.py").write_text("import no_such_package_of_anyone\n")
     (folder / "bad_syntax.py").write_text("model = (\n")
     (folder / "bad.py").write_text("from hookline.config import LazyCall as L\nmodel = L(dict)(x=1)\n")

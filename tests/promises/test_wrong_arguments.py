@@ -42,7 +42,7 @@ PYTHON = [
     ({"hooks": {"EMA": {"decay": 0.9}}}, 'Trainer(hooks=...): expected a list such as ["EMA"] or [{"NAME": "EMA"'),
     ({"train_data": (np.zeros((4, 8), "f4"), np.array(["cat", "dog"] * 2))}, "the labels are strings: number them"),
     ({"hooks": {HookBase()}}, "Trainer(hooks=...): expected a list: a set has no certain order"),
-    ({"hooks": [3]}, "HOOKS[0].NAME: <object builtins.int> cannot be the hook"),
+    ({"hooks": [3]}, "HOOKS[0].NAME: '<object builtins.int>' cannot be the hook"),
     ({"config": {"SOLVER.BASE_RL": 3}}, "Trainer(config=...): unknown key 'SOLVER.BASE_RL'; did you mean"),
 ]
 
