@@ -87,7 +87,7 @@ def test_name_scopes_nest_and_end_with_an_exception(storage):
 # ---------------------------------------------------------------------------- reading
 
 
-def test_smoothed_metrics_are_read_as_their_median_over_iterations_and_others_as_they_are():
+def test_smoothed_metrics_are_read_as_their_median_and_others_as_they_are():
     with EventStorage(start_iter=2) as storage:
         assert storage.iteration == storage.iter == 2
         for value in (1.0, 100.0, 2.0, 3.0):

@@ -141,7 +141,7 @@ def test_a_function_is_called_at_an_event():
 # ---------------------------------------------------------------------- checking
 
 
-def test_a_custom_event_reaches_every_hook_with_the_method_and_an_error_names_the_hook():
+def test_a_custom_event_reaches_every_hook_and_an_error_names_the_hook():
     data, count = batches(), checking.CountClasses(4)
     trainer = simple_trainer(checking.VerifyBatches(steps=2), checking.FiniteInputs(), count, data=data)
     trainer.train(0, 3)

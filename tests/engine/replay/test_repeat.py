@@ -80,7 +80,7 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_a_changed_config_is_found_in_the_metrics_and_a_replay_from_the_beginning_has_no_difference(run):
+def test_a_changed_config_is_found_in_the_metrics_of_a_replay(run):
     report = replay(str(run), 2)
     assert (report["checkpoint"], report["compared"]["first_difference"]) == ("", None)
     report = replay(str(run), 2, overrides=["SOLVER.BASE_LR", 0.2])

@@ -106,7 +106,7 @@ FOLLOWING = {
 
 
 @pytest.mark.parametrize("kind", FOLLOWING)
-def test_a_rate_that_a_hook_sets_scales_the_schedule_from_then_on_also_in_a_resumed_run(kind, tmp_path, caplog):
+def test_a_rate_that_a_hook_sets_scales_the_schedule_also_in_a_resumed_run(kind, tmp_path, caplog):
     caplog.set_level("INFO")
 
     def run(end=7, resume=False, at=2):
@@ -130,7 +130,7 @@ def test_a_rate_that_a_hook_sets_scales_the_schedule_from_then_on_also_in_a_resu
     assert run(end=3) + run(resume=True) == changed
 
 
-def test_a_rate_set_before_the_first_step_is_the_base_of_the_schedule_and_its_warm_up():
+def test_a_rate_set_before_the_first_step_is_the_base_of_the_schedule():
     trainer, rates = make_trainer(), Rates()
     trainer.scheduler = SCHEDULERS.LambdaLR(trainer.optimizer, lambda i: min(1.0, (1 + i) / 4))
     trainer.optimizer.param_groups[0]["lr"] = 0.4
@@ -190,7 +190,7 @@ def test_a_resumed_plateau_continues(tmp_path, stop):
     assert trainer.scheduler.last_epoch == len(LOSSES)
 
 
-def test_wrong_metrics_and_a_scheduler_that_is_stepped_twice_are_errors_before_training():
+def test_wrong_metrics_and_a_scheduler_stepped_twice_are_errors_before_training():
     with pytest.raises(ConfigError, match=r"SOLVER\.LR_SCHEDULER_METRIC"):
         train_by_metric(LOSSES, metric=None)
     for arguments, message in (([{"metric": "test/loss"}], "ReduceLROnPlateau"), ([{}, {}], "twice as fast")):

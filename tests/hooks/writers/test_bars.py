@@ -260,7 +260,7 @@ trainer = Trainer(nn.Linear(4, 2), (x, y), (x, y), loss=nn.CrossEntropyLoss(), m
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_notebook_has_a_bar_a_table_of_evaluations_and_a_plot_and_can_be_interrupted_and_continued(tmp_path):
+def test_a_notebook_has_a_bar_a_table_and_a_plot_and_can_be_interrupted(tmp_path):
     pytest.importorskip("ipykernel")
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     cells = [nbformat.v4.new_code_cell(text.strip()) for text in CELLS]

@@ -107,7 +107,7 @@ def test_a_line_shows_all_metrics_times_and_a_single_loss_once(log, metrics, max
     assert lines(log) == [line]
 
 
-def test_lines_show_what_hooks_put_also_after_the_last_step_but_not_results_of_evaluations(log):
+def test_lines_show_what_hooks_put_but_not_results_of_evaluations(log):
     trainer = Steps()
     late = CallbackHook(after_train=lambda trainer: trainer.storage.put_scalar("late", 3))
     evaluation = EvalHook(2, lambda: {"test": {"accuracy": 0.5}})

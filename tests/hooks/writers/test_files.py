@@ -39,7 +39,7 @@ def csv_rows(path):
 # ---------------------------------------------------------------------- content
 
 
-def test_a_json_row_has_the_iteration_and_then_the_metrics_by_name_and_null_for_what_json_cannot_hold(path):
+def test_a_json_row_has_the_iteration_then_metrics_by_name_and_null_for_nan(path):
     with EventStorage(3) as storage:
         storage.put_scalars(b=2, a=1, nan=torch.tensor(float("nan")), inf=float("inf"), smoothing_hint=False)
         JSONWriter(str(path)).write()
@@ -58,7 +58,7 @@ def test_a_csv_file_gets_a_column_when_a_metric_appears(tmp_path):
 # ---------------------------------------------------------------------- resume
 
 
-def test_a_killed_and_resumed_run_has_the_files_of_an_uninterrupted_one_and_missing_rows_are_a_warning(tmp_path, log):
+def test_a_killed_and_resumed_run_has_the_files_of_an_uninterrupted_one(tmp_path, log):
     """Writers may come in another order, and a writer that is new has the rows of the resumed run."""
     folder = tmp_path / "run"
     for name in ("whole", "run"):

@@ -137,7 +137,7 @@ RUN = (
 )
 
 
-def test_a_resumed_run_continues_its_tracked_run_with_each_iteration_once_and_a_new_run_begins_another(tmp_path):
+def test_a_resumed_run_continues_its_tracked_run_and_a_new_run_begins_another(tmp_path):
     """At 5 there is no checkpoint yet, and only the file in the run's folder has the id."""
     for _ in range(2):
         config_trainer(tmp_path / "whole", *RUN).train()
