@@ -58,7 +58,8 @@ class ShardedCheckpointer(Checkpointer):
         with fail_together(self._group):
             if comm.is_main_process():
                 self._make_folder()
-        write_folder(path, *state, self._group)
+        rest, shards = state
+        write_folder(path, rest, shards, self._group)
         with fail_together(self._group):
             if comm.is_main_process():
                 self._conclude(path, tag_last, outdated)

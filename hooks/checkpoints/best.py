@@ -281,7 +281,7 @@ class BestCheckpointer(HookBase):
         return {
             "best_metric": self.best_metric,
             "best_iter": self.best_iter,
-            "best": [list(b) for b in self.best],
+            "best": list(map(list, self.best)),
             "outdated": sorted(self._outdated),
             "metric": [self._val_metric, self._mode],
         }
