@@ -123,7 +123,7 @@ def corrupt(path, how):
 
 
 @pytest.mark.parametrize("how", ["cut", "missing", "bit", "pipe"])
-def test_a_resume_skips_a_corrupt_checkpoint_with_a_warning_and_never_takes_other_files(folder, log, how):
+def test_a_resume_skips_a_corrupt_checkpoint_and_never_takes_other_files(folder, log, how):
     checkpointer = Checkpointer(net(), str(folder), counter=Counter(1))
     for iteration in (1, 2, 3):
         checkpointer.save(f"model_{iteration}", iteration=iteration)

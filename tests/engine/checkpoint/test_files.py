@@ -249,7 +249,7 @@ def folder(tmp_path):
     return tmp_path / "run"
 
 
-def test_an_asynchronous_save_holds_the_state_at_the_call_and_counts_when_it_is_complete(folder):
+def test_an_asynchronous_save_holds_the_state_at_the_call(folder):
     model, counter = net(2.0), Counter([1])
     checkpointer = Gated(model, str(folder), counter=counter)
     checkpointer.save("model_2", iteration=2, outdated=[str(folder / "model_1.pth")])

@@ -112,7 +112,7 @@ MISFIT = {name: value for name, value in WEIGHTS.items() if not name.startswith(
 MISFIT |= {"head.weight": torch.ones(7, 3), "head.bias": torch.ones(7), "extra.bias": torch.ones(1)}
 
 
-def test_weights_that_do_not_fit_stay_each_kind_is_one_warning_and_an_error_if_strict(tmp_path, log):
+def test_each_kind_of_misfit_is_one_warning_and_an_error_if_strict(tmp_path, log):
     path, model, before = str(tmp_path / "weights.pth"), net(1), net(1).state_dict()
     torch.save(MISFIT, path)
     checkpointer = Checkpointer(model)

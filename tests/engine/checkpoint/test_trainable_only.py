@@ -125,7 +125,7 @@ class Adapted(nn.Sequential):
         super().__init__(nn.Linear(8, 16).requires_grad_(False), nn.ReLU(), nn.Linear(16, 4))
 
 
-def test_a_run_is_evaluated_by_the_command_and_a_whole_checkpoint_of_its_own_folder_is_not_its_base(tmp_path, capfd):
+def test_the_command_evaluates_such_a_run_and_refuses_its_own_folder_as_the_base(tmp_path, capfd):
     def tool(*arguments):
         return run_tool("train_net.py", [*common, *arguments], capfd)
 

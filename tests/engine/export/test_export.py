@@ -165,7 +165,7 @@ def test_a_program_gives_the_models_outputs_for_batches_of_any_size(tmp_path):
     assert export_program(cfg, tmp_path / "net.pt2").metadata["batch_size"] == "16"
 
 
-def test_a_model_that_cannot_be_traced_or_has_other_weights_is_an_error_and_writes_nothing(tmp_path):
+def test_a_model_that_cannot_be_traced_or_has_other_weights_is_an_error(tmp_path):
     cfg, _ = synthetic(tmp_path, NAME=f"{__name__}:Undecided", ARGS={})
     with pytest.raises(ConfigError, match="Undecided"):
         export_program(cfg, tmp_path / "net.pt2")

@@ -131,7 +131,7 @@ def test_an_interrupted_final_evaluation_leaves_a_final_checkpoint_without_the_e
 
 
 @pytest.mark.parametrize(("exit_code", "expected"), [(75, names(4, final=False)), (0, names(4))])
-def test_an_interrupted_run_is_saved_once_under_its_iteration_and_a_stopped_one_as_final(train, exit_code, expected):
+def test_an_interrupted_run_is_saved_under_its_iteration_and_a_stopped_one_as_final(train, exit_code, expected):
     writes = []
     stop = CallbackHook(
         after_step=at(4, lambda trainer: trainer.request_stop("", exit_code=exit_code)),

@@ -192,7 +192,7 @@ def test_the_weights_are_restored_after_an_evaluation_that_raises(error):
     assert differs(saved(ema), note.seen[3])
 
 
-def test_evaluate_false_evaluates_the_models_weights_and_the_average_can_be_used_directly():
+def test_evaluate_false_evaluates_the_models_weights():
     seen, note, ema = [], Note(), EMA(0.5, evaluate=False)
     trainer = simple_trainer(note, EvalHook(3, lambda: seen.append(weights_of(trainer.model))), ema)
     trainer.train(0, 3)
@@ -219,7 +219,7 @@ def make(tmp_path):
     return make
 
 
-def test_checkpoints_have_the_models_weights_and_a_loaded_run_evaluates_its_average_and_saves_it_again(make, tmp_path):
+def test_checkpoints_have_the_models_weights_and_the_average(make, tmp_path):
     trainer, note = make(ema={"decay": 0.9}), Note()
     trainer.register_hooks([note])
     trainer.train()
