@@ -10,9 +10,11 @@ from itertools import chain
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from ...config import MISSING, CfgNode, ConfigError
 from ...config.errors import printable
+from ...config.values import same
 from ...hooks.common import length_of, optimizers_of, unwrap_model
 from .. import comm
 from ..setup.seeds import set_seed
@@ -120,7 +122,9 @@ def settings(trainer: Any) -> list[dict[str, Any]]:
         state |= {"momentum", "betas"}
     found = []
     for optimizer in optimizers_of(trainer.optimizer):
-        constructors = [vars(cls)["__init__"] for cls in type(optimizer).__mro__[:-1] if "__init__" in vars(cls)]
+        wrapped = [one for one in vars(optimizer).values() if isinstance(one, Optimizer)]  # as by Lookahead
+        classes = {cls for one in (optimizer, *wrapped) for cls in type(one).__mro__[:-1]}
+        constructors = [vars(cls)["__init__"] for cls in classes if "__init__" in vars(cls)]
         names = {name for one in constructors for name in inspect.signature(one).parameters} - state | {"initial_lr"}
         for group in optimizer.param_groups:
             found.append({name: group[name] for name in names & group.keys()})
@@ -149,7 +153,8 @@ def apply_config(trainer: Any, run: Mapping[str, Any], config: CfgNode, built: l
     base_rates, differing = {}, {}
     for group, values in zip(trainer.optimizer.param_groups, built, strict=True):
         base_rates[id(group)] = values.pop("initial_lr", group["lr"])
-        differing |= {name: (value, group.get(name)) for name, value in values.items() if group.get(name) != value}
+        before = {name: group.get(name) for name in values}
+        differing |= {name: (now, before[name]) for name, now in values.items() if not same(now, before[name])}
         group.update(values)
     for name, (now, before) in differing.items():
         logger.warning("Resuming with the optimizer's %s = %r instead of %r", name, now, before)

@@ -1,6 +1,7 @@
 """Changes of the config on a resume, and runs that have ended."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from small_runs import load, mlp_config
 
 from hookline.config import ConfigError
 from hookline.engine import DefaultTrainer, seed_all_rng
+from hookline.engine.resume.differences import settings
 from hookline.hooks import BestCheckpointer, CallbackHook
 
 SIZE = 1024  # samples of the synthetic set
@@ -113,6 +115,23 @@ def test_an_unchanged_config_logs_nothing_and_settings_of_the_optimizer_are_this
     assert "Resuming with the optimizer's weight_decay = 0.0001 instead of 0.7" in log.text
     assert (group["k"], group["weight_decay"]) == (4, 0.0001)
     assert group["lr"] == first.optimizer.param_groups[0]["lr"]
+
+
+class Slow(torch.optim.Optimizer):
+    """Wraps another optimizer, as Lookahead does."""
+
+    def __init__(self, optimizer, every=5):
+        self.optimizer, self.every = optimizer, every
+        self.param_groups, self.state, self.defaults = optimizer.param_groups, optimizer.state, optimizer.defaults
+
+
+def test_the_settings_of_a_wrapped_optimizer_are_settings_too():
+    parameter = torch.nn.Parameter(torch.ones(1))
+    trainer = SimpleNamespace(optimizer=Slow(torch.optim.SGD([parameter], lr=0.1, momentum=0.5)), scheduler=None)
+    (found,) = settings(trainer)
+    assert found["momentum"] == 0.5
+    assert "lr" not in found
+    assert "params" not in found
 
 
 def test_a_schedule_that_cycles_the_momentum_keeps_it(make):
