@@ -60,6 +60,8 @@ class InnerTrainer:
         self._shared = {name: vars(inner)[name] for name in ("model", "optimizer") if name in vars(inner)}
         self._has_state = type(inner).state_dict not in (SimpleTrainer.state_dict, TrainerBase.state_dict)
         self._run = vars(TrainerBase()).keys() - {"hooks"}
+        if getattr(type(inner), "forward", None) is SimpleTrainer.forward:
+            self._run |= {"forward"}  # which hooks with uses_outputs replace
         outer = weakref.proxy(outer)  # a cycle would keep GPU memory in use
         inner.request_stop = lambda *args, **options: outer.request_stop(*args, **options)
         inner.stop = lambda reason: outer.stop(reason)

@@ -359,7 +359,7 @@ def test_an_own_loop_ends_when_it_should_stop(make, tmp_path):
     assert again.start_iter == 2
     again.register_hooks([Stop(0)])
     again._hooks[-1].after_step = lambda: again.request_stop("enough")
-    with pytest.raises(RuntimeError, match="has a training loop of its own"):
+    with pytest.raises(RuntimeError, match="ends the training loop of Saving"):
         again.train()
     assert "model_final.pth" in os.listdir(tmp_path)
 
@@ -437,11 +437,14 @@ def test_what_is_set_on_an_inner_trainer_counts_for_both(make):
 
     trainer = make(Trainer)
     trainer._trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), 0.0)
+    shapes = []
+    trainer.on("after_step", uses_outputs=True)(lambda t: shapes.append((t.batch.shape, sorted(t.outputs))))
     before = trainer.model.fc.weight.clone()
     assert trainer.train().reason == "enough"
     assert trainer.iter == 2
     assert torch.equal(trainer.model.fc.weight, before)
     assert trainer.optimizer is trainer._trainer.optimizer
+    assert shapes == [((4, 3), ["loss_a", "loss_b"])] * 2
 
 
 # ---------------------------------------------------------------------------- methods of early versions
