@@ -269,7 +269,6 @@ class ModelAdapter:
         except Exception as error:
             raise_clearer(error, batch)
             raise
-        _check_output(output)
         if call.step is not None or (type(output) is Tensor and not self.output_mapping):
             return output, output
         return self.predictions(output if self.output_mapping else without_cache(output, unwrap_model(model))), output
@@ -279,9 +278,10 @@ class ModelAdapter:
             if call.step is not None:
                 return call.step(batch)
             if call.names is None and not call.unpacked:
-                return call.model(batch if call.part is None else batch[call.part])
-            args, named = call.arguments(batch)
-            return call.model(*args, **named)
+                output = call.model(batch if call.part is None else batch[call.part])
+            else:
+                args, named = call.arguments(batch)
+                output = call.model(*args, **named)
         except (AttributeError, TypeError) as error:
             if self.loss is None and isinstance(batch, tuple | list):
                 error.add_note(
@@ -291,6 +291,9 @@ class ModelAdapter:
             elif call.unpacked:
                 error.add_note('each input is an argument; to pass them as one, set MODEL.INPUTS to "batch"')
             raise
+        if output is None:
+            raise MismatchError("the model returned None: its forward() has no return statement, or an empty one")
+        return output
 
     def _call(self, model: Any, batch: Any, training: bool) -> Call:
         key = (model, training, _form_of(batch))
@@ -325,7 +328,6 @@ class ModelAdapter:
 
     def _only_output(self, output: Any) -> Any:
         """Return the output for a loss that takes one tensor."""
-        _check_output(output)
         entries = None if isinstance(output, Tensor) else entries_of(output)
         if entries is None:
             return without_scalars(output)
@@ -346,9 +348,3 @@ def _form_of(batch: Any) -> Any:
         named = type(first) is not Tensor and isinstance(first, Mapping)
         return type(batch), len(batch), tuple(first) if named else None
     return (type(batch), tuple(batch)) if isinstance(batch, Mapping) else type(batch)
-
-
-def _check_output(output: Any) -> None:
-    """Raise MismatchError if a model returned nothing."""
-    if output is None:
-        raise MismatchError("the model returned None: its forward() has no return statement, or an empty one")

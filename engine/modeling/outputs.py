@@ -179,7 +179,7 @@ class Terms(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._noted: list[tuple[Tensor, Tensor | str]] = []
+        self._noted: dict[int, tuple[Any, Any]] = {}  # by its id, a loss and its number of terms
 
     def added_to(self, losses: dict[str, Any], value: Any = None, function: Any = None) -> dict[str, Any]:
         """Return losses with ``num_terms``, the number of terms that they are the mean of, if it is known.
@@ -195,13 +195,10 @@ class Terms(TorchFunctionMode):
         value = losses if value is None else value
         if isinstance(value, Mapping):
             value = next(iter(value.values())) if len(value) == 1 else None
-        count = self._count_of(value)
+        _, count = self._noted.get(id(value), (None, None))
         if count is None and getattr(function, "reduction", "") == "sum":
             count = "sum"
         return losses if count is None else {**losses, "num_terms": local_part(count)}
-
-    def _count_of(self, value: Any) -> Any:
-        return next((count for result, count in self._noted if result is value), None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -212,15 +209,16 @@ class Terms(TorchFunctionMode):
             result = func(*args, **kwargs)
             if self._noted and getattr(func, "__name__", "") in _KEEP_TERMS:
                 tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
-                count = self._count_of(tensors[0]) if len(tensors) == 1 else None
+                _, count = self._noted.get(id(tensors[0]), (None, None)) if len(tensors) == 1 else (None, None)
                 if count is not None and count != "sum":  # the number may be that of its terms
-                    self._noted.append((result, count))
+                    self._noted[id(result)] = result, count
             return result
         given = settings.bind(*args, **kwargs)
         given.apply_defaults()
         wanted = given.arguments
-        if wanted.get("size_average") is not None or wanted.get("reduce") is not None:  # torch deprecated both
-            return func(*args, **kwargs)
+        if wanted.get("size_average") is not None or wanted.get("reduce") is not None:
+            wanted["reduction"] = nn._reduction.legacy_get_string(wanted["size_average"], wanted["reduce"], False)
+            wanted["size_average"] = wanted["reduce"] = None
         count = count_of_mean(func, wanted) if wanted["reduction"] == "mean" else None
         # Not in a checkpointed part, which is computed once more without this mode, and has to save the same tensors.
         checkpointed = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
@@ -231,9 +229,9 @@ class Terms(TorchFunctionMode):
         else:
             result = func(*given.args, **given.kwargs)
         if wanted["reduction"] == "sum" and count is None:
-            self._noted.append((result, "sum"))
+            self._noted[id(result)] = result, "sum"
         elif count is not None:
-            self._noted.append((result, count))
+            self._noted[id(result)] = result, count
         return result
 
 
