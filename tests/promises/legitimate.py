@@ -32,7 +32,7 @@ def keep(path):
 
 
 class Trainer(DefaultTrainer):
-    pass
+    """The subclass that most scripts have."""
 
 
 def train(cfg, resume=False):
