@@ -296,8 +296,8 @@ def config(args: argparse.Namespace) -> None:
 )
 def check_data(args: argparse.Namespace) -> int:
     """Read every sample of the data, and list those that fail."""
+    from hookline.cli.check_data import check_all
     from hookline.engine.options import merge_options
-    from hookline.engine.program.check_data import check_all
 
     return check_all(merge_options(args), args.max)
 

@@ -100,23 +100,21 @@ def compare_runs(
         there = {name for run in runs for name in run.curves}
         if sort not in there:
             raise ConfigError(f"--sort: there is no metric {sort!r}{suggest(sort, there)}")
-        runs = sorted(runs, key=lambda run: _final_and_best(run, sort, runs)[3])
-    rows = []
-    groups: dict[str, list[Run]] = {}
-    for run in runs if group else ():
-        groups.setdefault(repr([run.config.get(key) for key in different] if run.config else run.name), []).append(run)
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        alike = repr([run.config.get(key) for key in different]) if group and run.config else id(run)
+        groups.setdefault(alike, []).append(run)
     ordered = list(groups.values())
     if sort:
         ordered.sort(key=lambda members: np.mean([_final_and_best(run, sort, runs)[3] for run in members]))
+    rows = []
     for members in ordered:
-        row = [len(members), *map(members[0].config.get, different), min(run.last_iteration for run in members) + 1]
+        first = members[0]
+        row = [len(members) if group else first.name, *map(first.config.get, different)]
+        row.append(min(run.last_iteration for run in members) + 1)
         for name in names:
-            row += _mean_and_best([_final_and_best(run, name, runs) for run in members])
-        rows.append(row)
-    for run in () if group else runs:
-        row = [run.name, *map(run.config.get, different), run.last_iteration + 1]
-        for name in names:
-            row += _final_and_best(run, name, runs)[:3]
+            found = [_final_and_best(run, name, runs) for run in members]
+            row += _mean_and_best(found) if group else found[0][:3]
         rows.append(row)
     return Comparison(columns, rows, len(different))
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from ...config import CfgNode, ConfigError, name_of
-from ..data import SeededLoader, StreamLoader, build_test_loader, build_train_loader, get_dataset
-from ..data.build import check_data
-from ..data.loader import identity
+from hookline.config import CfgNode, ConfigError, name_of
+from hookline.engine.data import SeededLoader, StreamLoader, build_test_loader, build_train_loader, get_dataset
+from hookline.engine.data.build import check_data
+from hookline.engine.data.loader import identity
 
 
 def check_all(cfg: CfgNode, most: int) -> int:
