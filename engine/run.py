@@ -29,7 +29,7 @@ from .evaluation import build_metrics, check_metrics
 from .launch import check_alone, check_restarts, check_same_config
 from .setup.check import check_config, unknown_parts
 from .setup.lazy_run import folder_of, lazy_run
-from .setup.logger import LOGGERS, hold_logs, open_logs, release_logs, set_console_level, setup_logger
+from .setup.logger import LOGGERS, hold_logs, open_logs, set_console_level, setup_logger
 from .setup.report import describe_config, describe_environment
 from .setup.script_options import check_fast_dev_run, check_ignored, check_processes, option, shorten
 from .setup.seeds import choose_seed, seed_all_rng, set_seed
@@ -321,7 +321,6 @@ class Run:
 
     def end(self) -> None:
         """Release the folder for other runs. The log stays open for what the program does with the trained model."""
-        release_logs(self.path)
         if comm.is_main_process() and self._lock.is_held:
             self._last_checkpoint = self._read("last_checkpoint")
             self._lock.release()

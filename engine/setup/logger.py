@@ -3,7 +3,6 @@
 import logging
 import os
 import sys
-from collections.abc import Callable
 from logging.handlers import MemoryHandler
 from typing import Any
 
@@ -13,7 +12,6 @@ __all__ = [
     "LOGGERS",
     "hold_logs",
     "open_logs",
-    "release_logs",
     "set_console_level",
     "setup_logger",
 ]
@@ -70,8 +68,6 @@ class _ConsoleHandler(logging.StreamHandler):
 class _LogFile(logging.FileHandler):
     """A log file of a run."""
 
-    released = False  # the run has ended, and the next one closes the file
-
     @property
     def folder(self) -> str:
         return os.path.dirname(self.baseFilename)
@@ -79,8 +75,6 @@ class _LogFile(logging.FileHandler):
 
 class _Held(MemoryHandler):
     """Keeps messages in memory until the log file may be opened."""
-
-    released = False
 
     def __init__(self, folder: str) -> None:
         super().__init__(capacity=0)
@@ -146,23 +140,24 @@ def set_console_level(level: str) -> None:
                 handler.setLevel(level)
 
 
-def hold_logs(folder: str) -> MemoryHandler:
-    """Keep the messages of hookline's loggers in memory, for :func:`open_logs`.
+_folder = ""  # of the run that opened its log last
 
-    Closes the log files of runs that have ended: the messages that follow are those of another run.
-    """
-    here = os.path.abspath(folder)
-    _close(lambda handler: handler.released or handler.folder == here)
-    held = _Held(here)
+
+def hold_logs(folder: str) -> MemoryHandler:
+    """Keep the messages of hookline's loggers in memory, for :func:`open_logs`, and close the log of the run before."""
+    held = _Held(os.path.abspath(folder))
+    _close(_folder, held.folder)
     for name in LOGGERS:
         logging.getLogger(name).addHandler(held)
     return held
 
 
 def open_logs(folder: str, rank: int, held: MemoryHandler | None = None) -> None:
-    """Open a run's log files, and write the messages kept by :func:`hold_logs`. Close those of ended runs."""
-    _set_released(folder, False)
-    _close(lambda handler: handler.released)
+    """Open a run's log files, and write the messages kept by :func:`hold_logs`. Close those of the run before."""
+    global _folder
+    before, _folder = _folder, os.path.abspath(folder)
+    if before != _folder:
+        _close(before)
     for name in LOGGERS:
         logger = setup_logger(folder, rank, name=name)
         if held is None:
@@ -174,21 +169,10 @@ def open_logs(folder: str, rank: int, held: MemoryHandler | None = None) -> None
                     handler.handle(record)
 
 
-def release_logs(folder: str) -> None:
-    """Let the next run of this process close the log files in a folder."""
-    _set_released(folder, True)
-
-
-def _set_released(folder: str, released: bool) -> None:
-    for handler in (handler for name in LOGGERS for handler in logging.getLogger(name).handlers):
-        if isinstance(handler, _LogFile) and handler.folder == os.path.abspath(folder):
-            handler.released = released
-
-
-def _close(which: Callable[[Any], bool]) -> None:
-    """Close log files, and drop kept messages."""
+def _close(*folders: str) -> None:
+    """Close the log files in folders, and drop messages that are kept for them."""
     for logger in [logging.getLogger(), *map(logging.getLogger, list(logging.root.manager.loggerDict))]:
         for handler in logger.handlers[:]:
-            if isinstance(handler, _LogFile | _Held) and which(handler):
+            if isinstance(handler, _LogFile | _Held) and handler.folder in folders:
                 logger.removeHandler(handler)
                 handler.close()

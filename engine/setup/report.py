@@ -109,7 +109,7 @@ def log_start(trainer: Any, again: bool = False) -> None:
 
 
 def log_end(trainer: Any, result: TrainResult) -> None:
-    """Log the results, the best checkpoint, and how to go on."""
+    """Log the results, the best checkpoint, and how to resume a run that stopped early."""
     if not comm.is_main_process():
         return
     if trainer.last_eval_results:
@@ -121,24 +121,10 @@ def log_end(trainer: Any, result: TrainResult) -> None:
             path = _path(trainer.cfg, "model_best.pth")
             where = f"at iteration {hook.best_iter}, in {path}"
             logger.info("Best %s: %.5g %s", hook._val_metric, hook.best_metric, where)
-    logger.info("Next:\n%s", _next_steps(trainer, result))
-
-
-def _next_steps(trainer: Any, result: TrainResult) -> str:
-    cfg, args, longer = trainer.cfg, trainer.current_run.args, 2 * max(trainer.max_iter, result.iteration)
-    complete, is_command = result.reason == "completed", hasattr(args, "opts")
-    on = "the same command with --resume" if is_command else "trainer.train()"
-    if not (complete or is_command or is_session()):  # the process ends
-        on = "the same script with trainer.train(resume=True), or after trainer.resume_or_load(resume=True)"
-    if complete:
-        on = f"{on} SOLVER.MAX_ITER {longer}" if is_command else f"trainer.max_iter = {longer}; {on}"
-    files = [_path(cfg, name) for name in ("model_best.pth", "model_final.pth")]
-    weights = f"MODEL.WEIGHTS {shlex.quote(next(filter(os.path.exists, files), ''))}"
-    evaluate = f"the same command with --eval-only {weights}" if is_command else "trainer.evaluate()"
-    if hasattr(args, "trainer"):
-        evaluate = f"hookline eval --config-file {shlex.quote(_path(cfg, 'config.yaml'))} {weights}"
-    steps = f"  {'train longer:' if complete else 'resume:':13} {on}"
-    return f"{steps}\n  evaluate:     {evaluate}" if cfg.DATASETS.TEST and not evaluate.endswith("''") else steps
+    if result.reason != "completed":
+        again = "trainer.train()" if is_session() else "the same script with trainer.train(resume=True)"
+        is_command = hasattr(trainer.current_run.args, "opts")
+        logger.info("To resume: %s", "the same command with --resume" if is_command else again)
 
 
 def _path(cfg: CfgNode, name: str) -> str:
