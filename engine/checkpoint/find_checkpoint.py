@@ -20,7 +20,6 @@ __all__ = [
     "find_resumable",
     "first_resumable",
     "iteration_of",
-    "iterations",
     "named_checkpoint",
     "newest_first",
     "saved_config",
@@ -185,7 +184,8 @@ def newest_first(paths: Iterable[str]) -> list[str]:
 def iteration_of(path: str) -> int:
     """Return the iteration in a checkpoint; -1 if there is none, or it cannot be read."""
     try:
-        return max(iterations(_read(path), path), default=-1)
+        content = _read(path)
+        return _iteration_in(content, path) if isinstance(content, dict) else -1
     except ConfigError:
         return -1
 
@@ -198,21 +198,18 @@ def saved_run(path: str) -> Mapping[str, Any]:
     return {}
 
 
-def iterations(content: Any, path: str) -> list[int]:
-    """Return the iterations in a checkpoint: its own and its trainer's, where it has them.
+def _iteration_in(content: Any, path: str) -> int:
+    """Return the larger of the iterations of a checkpoint and its trainer; -1 if it has none.
 
     Raises:
         ConfigError: one is not an iteration. -1 is allowed: the trainer has finished none.
     """
-    content = content if isinstance(content, dict) else {}
-    trainer = content.get("trainer", {})
-    if not isinstance(trainer, dict):
-        raise ConfigError(f"{path}: the state of the trainer is a {type(trainer).__name__}, not a dict")
-    found = [part["iteration"] for part in (content, trainer) if "iteration" in part]
-    for value in found:
-        if type(value) is not int or value < -1:
+    found = []
+    for part in (content, content.get("trainer", {})):
+        found.append(part.get("iteration", -1) if isinstance(part, dict) else None)
+        if type(found[-1]) is not int or found[-1] < -1:
             raise ConfigError(f"{path}: its iteration is not a number of at least 0")
-    return found
+    return max(found)
 
 
 def _read(path: str) -> Any:
@@ -242,7 +239,7 @@ def check_resumable(path: str, needed: Collection[str]) -> None:
                 f"{path} cannot be resumed from: it has no {', '.join(sorted(missing))}. To start from its weights "
                 "only, set MODEL.WEIGHTS to it"
             )
-        iterations(content, path)
+        _iteration_in(content, path)
         return is_folder
 
     if comm.on_main_process(check):
