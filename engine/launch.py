@@ -21,7 +21,7 @@ from ..config import CfgNode, ConfigError
 from ..config.errors import error_text
 from ..hooks.control.interruption import EXIT_INTERRUPTED, EXIT_RESUMABLE
 from . import comm
-from .ranks.process import GRACE, ends_without_answer, first_failure, run_local_ranks, run_rank, watch_parent
+from .parallel.processes import GRACE, ends_without_answer, first_failure, run_local_ranks, run_rank, watch_parent
 
 __all__ = [
     "DEFAULT_TIMEOUT",

@@ -27,11 +27,11 @@ from .modeling.loss_module import LossModule
 from .parallel.base import Strategy, check_strategy
 from .parallel.copies import check_same_weights, share_weights
 from .parallel.ddp import DDP
-from .ranks.loss_weights import LossWeights, forward_backward_weighted
 from .resume.state import START_ANEW, check_complete, data_of_this_rank, rng_of_this_rank
 from .solver.clipping import clipper_of
 from .solver.multi_optimizer import OptimizerList, as_list
 from .step.fast_path import FastStep
+from .step.loss_weights import LossWeights, forward_backward_weighted
 from .step.nonfinite import NonFinitePolicy, check_finite, detect_anomaly, scaled_step
 from .step.step_outputs import KeptForHooks, StepOutputs
 from .train_loop import Request, TrainerBase

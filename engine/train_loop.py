@@ -22,7 +22,7 @@ from ..hooks.event_storage import EventStorage, get_event_storage
 from ..hooks.functions import on_event
 from ..hooks.hook_list import HookList
 from . import comm
-from .ranks.rank_sync import RankSync, StopRequest, as_failure, share_metrics
+from .parallel.rank_sync import RankSync, StopRequest, as_failure, share_metrics
 
 __all__ = ["HookBase", "TrainResult", "TrainerBase"]
 

@@ -1,4 +1,4 @@
-"""Strategies that train one model on several processes: DDP, FSDP2 and meshes."""
+"""Several processes as one run: the strategies DDP, FSDP2 and mesh; how ranks start, agree and fail."""
 
 from .base import STRATEGY_REGISTRY, Strategy, build_strategy
 from .ddp import DDP

@@ -9,7 +9,7 @@ from torch import nn
 
 from ...hooks.common import unwrap_model
 from ..modeling.adapters import ModelAdapter
-from ..ranks.loss_weights import forward_backward_weighted
+from .loss_weights import forward_backward_weighted
 
 __all__ = ["AlternatingStep", "takes_turns"]
 

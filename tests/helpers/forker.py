@@ -219,9 +219,9 @@ def fork_ranks() -> None:
     """Make ``launch()`` fork its ranks."""
     import torch
 
-    from hookline.engine.ranks import process
+    from hookline.engine.parallel import processes
 
-    start, child = process.start_processes, process._child
+    start, child = processes.start_processes, processes._child
     # A fork while the store's thread accepts a connection would copy a lock that is held. So no rank connects before
     # all ranks are forked.
     forked = multiprocessing.get_context("fork").Event()
@@ -234,12 +234,12 @@ def fork_ranks() -> None:
     def forked_child(*args: Any) -> None:
         torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
         forked.wait()
-        for number in process._SIGNALS:
+        for number in processes._SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # a fork has the launcher's handlers
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         child(*args)
 
-    process._METHOD, process.start_processes, process._child = "fork", start_all, forked_child
+    processes._METHOD, processes.start_processes, processes._child = "fork", start_all, forked_child
 
 
 def run(file: str, text: str) -> None:

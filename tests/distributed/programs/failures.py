@@ -12,11 +12,11 @@ import torch.distributed as dist
 from results import write_result
 
 from hookline.engine import comm
-from hookline.engine.ranks import process
+from hookline.engine.parallel import processes
 
 FOREVER = 60
-process._END_AFTER = process._LEAVE = 0.5
-process.GRACE = process._CAUSE = 1.0
+processes._END_AFTER = processes._LEAVE = 0.5
+processes.GRACE = processes._CAUSE = 1.0
 
 
 def sleep_forever(folder):

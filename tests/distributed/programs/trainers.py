@@ -13,9 +13,8 @@ from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer, comm, hooks
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.modeling import ModelAdapter
-from hookline.engine.parallel import DDP, FSDP2, Mesh
+from hookline.engine.parallel import DDP, FSDP2, Mesh, rank_sync
 from hookline.engine.parallel.copies import check_same_weights
-from hookline.engine.ranks import rank_sync
 from hookline.engine.train_loop import TrainerBase
 from hookline.hooks import CallbackHook, EventWriter, Every, StopTraining, get_event_storage
 from hookline.hooks.evaluation import Monitor

@@ -5,10 +5,10 @@ import os
 import time
 from pathlib import Path
 
-from hookline.engine.ranks import process
+from hookline.engine.parallel import processes
 from hookline.hooks import HookBase
 
-process._NO_ANSWER = 5.0  # not 20 seconds
+processes._NO_ANSWER = 5.0  # not 20 seconds
 
 
 class Wait(HookBase):

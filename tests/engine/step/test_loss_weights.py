@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hookline.engine.data import EpochIterator, EpochSampler, GlobalBatchSampler, TrainingSampler
-from hookline.engine.ranks.loss_weights import LossWeights
+from hookline.engine.step.loss_weights import LossWeights
 
 
 class Loader:

@@ -1,1 +1,0 @@
-"""Several processes as one run: agreement, loss weights, shared metrics, failures."""
