@@ -83,7 +83,7 @@ class ModelAdapter:
         # A loss of torch, or a subclass, takes one tensor and the target.
         of_torch = getattr(function, "__module__", "") == "torch.nn.functional"
         self._takes_tensor = of_torch or isinstance(loss, nn.modules.loss._Loss)
-        self._target_parameter = self._find_target_parameter()
+        self._target_parameter = self._find_target_parameter() if loss is not None and self.output_mapping else ""
         self.counts_terms = False
         self.on_count: Callable[[Tensor], None] | None = None
         self._training: Call | None = None
@@ -97,8 +97,6 @@ class ModelAdapter:
 
     def _find_target_parameter(self) -> str:
         """Return the loss's parameter for the target, which is the first that no output is mapped to."""
-        if self.loss is None or not self.output_mapping:
-            return ""
         taken = parameters_of(getattr(self.loss, "forward", self.loss)) or Parameters()
         check_names("MODEL.OUTPUT_MAPPING", self._loss_name, taken, self.output_mapping.values())
         free = [name for name in taken.keywords if name not in self.output_mapping.values()]

@@ -95,17 +95,14 @@ class InputRule:
             MismatchError: the batch does not fit the model.
         """
         module, call = unwrap_model(model), Call(model)
-        own = {step: getattr(module, step, None) for step in ("train_step", "predict_step")}
-        if training and callable(own["train_step"]):
-            call.step = _through_forward(model, module, own["train_step"])
-        elif not training and callable(own["predict_step"]):
-            call.step = own["predict_step"]
-        if call.step is not None:
+        own = getattr(module, "train_step" if training else "predict_step", None)
+        if callable(own):
+            call.step = _through_forward(model, module, own) if training else own
             return call
         taken = parameters_of(getattr(module, "forward", module)) or Parameters(any_position=True, any_keyword=True)
         required = [name for name in taken.required if name in taken.positions]
         # A model with train_step(batch) splits the batch there; its forward takes the inputs without the target.
-        has_target = has_loss or (not training and callable(own["train_step"]))
+        has_target = has_loss or (not training and callable(getattr(module, "train_step", None)))
         if training and has_target:
             call.target = self.target_entry(batch)
         if has_target and isinstance(batch, tuple | list):

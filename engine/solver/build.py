@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from contextlib import nullcontext
 from typing import Any
 
@@ -183,10 +183,8 @@ def check_solver(cfg: CfgNode) -> None:
     Raises:
         ConfigError: the first problem found.
     """
-    parts: Mapping[str, CfgNode] = {"": cfg}
-    if cfg.SOLVER.OPTIMIZERS:
-        parts = {f"SOLVER.OPTIMIZERS.{name}": part for name, part in solver_parts(cfg).items()}
-    for key, part in parts.items():
+    for name, part in (solver_parts(cfg) or {"": cfg}).items():
+        key = f"SOLVER.OPTIMIZERS.{name}" if name else ""
         with errors_at(key) if key else nullcontext():
             check_param_rules(part)
             if OPTIMIZER_SLOT.is_named(part):

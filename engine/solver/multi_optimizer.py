@@ -1,7 +1,6 @@
 """``SOLVER.OPTIMIZERS``: an optimizer and a schedule for each part of a model."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import takewhile
 from typing import Any
 
 from torch import nn
@@ -119,9 +118,11 @@ def solver_parts(cfg: CfgNode) -> dict[str, CfgNode]:
     Raises:
         ConfigError: a part is malformed, or two have no PARAMS; the message has the full key.
     """
+    if not cfg.SOLVER.OPTIMIZERS:
+        return {}
     # The default config has the keys of one optimizer and its schedule before OPTIMIZERS.
-    allowed = ["PARAMS", *takewhile(lambda key: key != "OPTIMIZERS", get_cfg().SOLVER)]
-    parts = {}
+    keys, parts = list(get_cfg().SOLVER), {}
+    allowed = ["PARAMS", *keys[: keys.index("OPTIMIZERS")]]
     for name, entry in cfg.SOLVER.OPTIMIZERS.items():
         key = f"SOLVER.OPTIMIZERS.{name}"
         if not isinstance(entry, Mapping):

@@ -249,8 +249,7 @@ def _has_interval(scheduler: Any) -> bool:
 
 def scheduler_hooks(cfg: CfgNode, scheduler: Any) -> list[LRScheduler]:
     """Return the hooks that step the trainer's schedules: one, or one for each of a ``SchedulerList``."""
-    parts = solver_parts(cfg) if cfg.SOLVER.OPTIMIZERS else {}
-    several = isinstance(scheduler, SchedulerList)
+    parts, several = solver_parts(cfg), isinstance(scheduler, SchedulerList)
     hooks = []
     for name, one in scheduler.named.items() if several else [("", scheduler)]:
         solver = parts.get(name, cfg).SOLVER
