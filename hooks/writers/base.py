@@ -3,9 +3,8 @@
 import datetime
 import logging
 import time
-import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -66,9 +65,8 @@ class RowWriter(EventWriter):
     _window_size = 20
     _seen = 0  # see EventStorage.rows()
     _last_write = -1
-    _resumed = False  # a state was loaded, which the next storage continues
+    _resumed = False  # a state was loaded, which the next run continues
     _first = 0  # first iteration whose rows come from this run
-    _storage: Callable[[], EventStorage | None] = staticmethod(lambda: None)
     _waiting: list[Any] = []  # collected and not written; replaced, never changed in place
 
     def __init__(self, window_size: int = 20) -> None:
@@ -76,21 +74,15 @@ class RowWriter(EventWriter):
 
     def resume(self, start_iter: int) -> None:
         self._waiting = []  # of a run that failed; this one writes its own
-        # The last run may have evaluated after its last step, an iteration that this run writes again.
-        self._last_write = min(self._last_write, start_iter - 1)
-        # A checkpoint may hold earlier metrics that were not yet written.
-        self._first = self._last_write + 1 if self._resumed else start_iter
-        if has_event_storage():
-            self._use(get_event_storage())
-
-    def _use(self, storage: EventStorage) -> None:
-        """Write from ``storage`` from now on."""
-        storage.saves_media |= self.takes_media
-        if self._storage() is storage:
-            return
-        if not self._resumed:
-            self._seen, self._last_write = storage.loaded, -1
-        self._storage, self._resumed = weakref.ref(storage), False
+        if self._resumed:
+            # The last run may have evaluated after its last step, an iteration that this run writes again. And a
+            # checkpoint may hold earlier metrics that were not yet written.
+            self._last_write = min(self._last_write, start_iter - 1)
+            self._first = self._last_write + 1
+        else:
+            self._seen = get_event_storage().loaded if has_event_storage() else 0
+            self._last_write, self._first = -1, start_iter
+        self._resumed = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the storage, and the last iteration written."""
@@ -126,7 +118,6 @@ class RowWriter(EventWriter):
             raise
 
     def _new_rows(self, storage: EventStorage) -> list[Row]:
-        self._use(storage)
         rows, self._seen = storage.rows(self._window_size, self._seen, self._last_write + 1)
         if rows:
             self._last_write = rows[-1][0]
@@ -166,7 +157,6 @@ class MediaWriter(RowWriter):
     takes_media = True
 
     def collect(self, storage: EventStorage) -> None:
-        self._use(storage)
         first = self._last_write + 1  # media of an iteration that is already written get the next one, as scalars do
         media = [Medium("image", max(it, first), name, image) for name, image, it in storage._vis_data]
         for data in storage._histograms:

@@ -82,7 +82,9 @@ class PeriodicWriter(HookBase):
         if self._state:  # a second train() continues, as a resume does
             self.load_state_dict(self._state)
         self._due, self._waiting = False, True
-        self._seen = self.trainer.storage.loaded
+        storage = self.trainer.storage
+        storage.saves_media |= any(writer.takes_media for writer in self._row_writers)
+        self._seen = storage.loaded
         self._has_own_step = type(self).after_step is not PeriodicWriter.after_step
         if self._has_own_step:  # it may write by itself
             self._open()
