@@ -3,7 +3,7 @@
 A component is a pair of keys such as ``NAME``/``ARGS`` or ``LR_SCHEDULER_NAME``/``LR_SCHEDULER_ARGS``. In a list it is
 the name alone, or ``{NAME: ..., ARGS: {...}}``. Test sets and metrics also take ``AS``, the name of their results;
 training sets ``RATIO``, their part of the samples.
-A :class:`Slot` is a place of the config that names components.
+A :class:`ComponentKey` is a place of the config that names components.
 """
 
 import re
@@ -19,7 +19,7 @@ from .registry import Registry, args_key, locate, name_key
 from .values import ObjectName, mode_of
 
 __all__ = [
-    "Slot",
+    "ComponentKey",
     "args_key",
     "component",
     "components",
@@ -117,7 +117,7 @@ def _check_more(entry: Mapping[str, Any], more: str) -> None:
 
 
 @dataclass(frozen=True)
-class Slot:
+class ComponentKey:
     """A config key that names a component, or a list of components.
 
     Attributes:

@@ -36,7 +36,7 @@ class NoStorageError(RuntimeError, AssertionError):
 
 
 @contextmanager
-def loading(what: str) -> Iterator[None]:
+def as_config_error(what: str) -> Iterator[None]:
     """Turn any error of a ``load_state_dict`` into a :class:`ConfigError`: a wrong state raises all kinds of errors."""
     try:
         yield

@@ -43,7 +43,7 @@ from .resume import differences
 from .resume.lengths import Lengths, apply_max_iter, loader_length, scale_config
 from .resume.state import load_optimizer
 from .run import Run, begin_run, default_setup
-from .setup.check import HOOK_SLOT, WRITER_SLOT, best_metric, overridden_builders
+from .setup.check import HOOK_KEY, WRITER_KEY, best_metric, overridden_builders
 from .setup.report import log_end, log_start, name_replay, replay_command
 from .setup.script_options import check_ignored
 from .setup.seeds import seed_all_rng
@@ -304,7 +304,7 @@ class DefaultTrainer(SimpleTrainer):
             model, num_iter, period = unwrap_model(self.model), cfg.TEST.PRECISE_BN.NUM_ITER, cfg.TEST.EVAL_PERIOD
             ret.append(hooks.PreciseBN(period, model, lambda: this.build_train_loader(this.cfg), num_iter))
         ret.append(hooks.EvalHook(cfg.TEST.EVAL_PERIOD, lambda: this._test(), on_start=cfg.TEST.EVAL_ON_START))
-        ret += HOOK_SLOT.build(
+        ret += HOOK_KEY.build(
             cfg,
             checkpointer=self.checkpointer,
             model=unwrap_model(self.model),
@@ -332,7 +332,7 @@ class DefaultTrainer(SimpleTrainer):
         # A subclass that skips __init__ has no epochs yet.
         window = smoothing_window(self.cfg.LOG.PERIOD, getattr(self, "iters_per_epoch", None))
         options = {"output_dir": self.cfg.OUTPUT_DIR, "max_iter": self.max_iter, "window_size": window}
-        return list(WRITER_SLOT.build(self.cfg, **options))
+        return list(WRITER_KEY.build(self.cfg, **options))
 
     @classmethod
     def build_model(cls, cfg: Any) -> nn.Module:

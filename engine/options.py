@@ -7,7 +7,7 @@ from ..config import CfgNode, ConfigError, get_cfg, locate
 from ..config.components import errors_at
 from .defaults import DefaultTrainer
 from .evaluation import check_metrics
-from .evaluation.build import EVALUATOR_SLOT
+from .evaluation.build import EVALUATOR_KEY
 from .setup.check import overridden_builders
 
 __all__ = ["check_options", "merge_options", "named_trainer"]
@@ -60,7 +60,7 @@ def check_options(args: argparse.Namespace, cfg: CfgNode, trainer: type[DefaultT
     needed = [
         ("MODEL.NAME", cfg.MODEL.NAME, "build_model" not in overridden),
         ("DATASETS.TRAIN", cfg.DATASETS.TRAIN, "build_train_loader" not in overridden and not look),
-        ("TEST.EVALUATOR.NAME", EVALUATOR_SLOT.name(cfg), evaluates),
+        ("TEST.EVALUATOR.NAME", EVALUATOR_KEY.name(cfg), evaluates),
     ]
     for key, value, is_needed in needed:
         if is_needed and not value:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..config import ConfigError
-from ..config.errors import loading
+from ..config.errors import as_config_error
 from ..hooks.common import capture_rng, optimizers_of, refuse_closure, restore_rng, set_optimizer_mode, sized
 from ..hooks.event_storage import EventStorage, get_event_storage
 from . import comm
@@ -565,7 +565,7 @@ class SimpleTrainer(TrainerBase):
             return super().load_state_dict(state_dict)
         check_complete(state_dict)
         super().load_state_dict(state_dict)
-        with loading(f"the checkpoint's optimizer (of another model or parameter groups? {START_ANEW})"):
+        with as_config_error(f"the checkpoint's optimizer (of another model or parameter groups? {START_ANEW})"):
             self.optimizer.load_state_dict(state_dict["optimizer"])
         if self.grad_scaler is not None and "grad_scaler" in state_dict:
             self.grad_scaler.load_state_dict(state_dict["grad_scaler"])

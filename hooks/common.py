@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ..config import ConfigError, suggest
-from ..config.errors import MismatchError, loading
+from ..config.errors import MismatchError, as_config_error
 
 # ---------------------------------------------------------------------------- batches and sharded tensors
 
@@ -353,7 +353,7 @@ def capture_rng(of_training: bool = False) -> dict[str, Any]:
 
 def restore_rng(state: dict[str, Any]) -> None:
     """Set the generators to what :func:`capture_rng` returned."""
-    with loading("the state of the random generators in the checkpoint"):
+    with as_config_error("the state of the random generators in the checkpoint"):
         _restore(state)
 
 

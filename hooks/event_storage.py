@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any, Literal
 
-from ..config.errors import NoStorageError, loading, suggest
+from ..config.errors import NoStorageError, as_config_error, suggest
 from .history_buffer import OVER_RANKS, HistoryBuffer, MediaStorage, as_scalar, by_name, table
 
 __all__ = ["EventStorage", "Row", "get_event_storage", "has_event_storage"]
@@ -232,7 +232,7 @@ class EventStorage(MediaStorage):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned. Raises a ConfigError if that is not the state of a storage."""
-        with loading("the metrics in the checkpoint"):
+        with as_config_error("the metrics in the checkpoint"):
             for name, state in state_dict["histories"].items():
                 self._buffers[name] = HistoryBuffer()
                 self._buffers[name].load_state_dict(state)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..config import ConfigError
-from ..config.errors import loading
+from ..config.errors import as_config_error
 from .base import EVENTS, STEP_EVENTS, HookBase, HookOrderError, StopTraining, check_hooks
 
 __all__ = ["HookList", "HookOrderError", "check_hooks", "hook_name", "overrides"]
@@ -219,7 +219,7 @@ class HookList:
         hooks = self._by_key()
         for key, state in states.items():
             if key in hooks:
-                with loading(f"the state of the hook {key} in the checkpoint"):
+                with as_config_error(f"the state of the hook {key} in the checkpoint"):
                     hooks[key].load_state_dict(state)
             else:
                 logger.warning("The checkpoint holds the state of a hook %r, which this run does not have", key)

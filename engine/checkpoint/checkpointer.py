@@ -20,7 +20,7 @@ from fvcore.common.checkpoint import PeriodicCheckpointer
 from iopath.common.file_io import g_pathmgr
 from torch import nn
 
-from ...config.errors import ConfigError, loading
+from ...config.errors import ConfigError, as_config_error
 from ...config.files.atomic import OnError, remove_leftovers
 from ...hooks.common import optimizer_in_eval_mode, unwrap_model
 from .. import comm
@@ -214,7 +214,7 @@ class Checkpointer(Writer, FvcoreCheckpointer):
                 self.logger.warning("%s holds no %r: it stays as it is", path, name)
             else:
                 self.logger.debug("Loading %s from %s", name, path)
-                with loading(f"{path}: the state of '{name}' in it"):
+                with as_config_error(f"{path}: the state of '{name}' in it"):
                     self.checkpointables[name].load_state_dict(checkpoint.pop(name))
         return checkpoint
 

@@ -13,13 +13,13 @@ import torch
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, IterableDataset, Sampler, Subset
 
 from ...config import CfgNode, ConfigError, component, get_cfg, name_of
-from ...config.components import Slot
+from ...config.components import ComponentKey
 from ...hooks.common import length_of
 from .. import comm
 from ..modeling.build import resolve_device
 from .batch_sampler import GlobalBatchSampler
 from .batches import COLLATE_REGISTRY, trivial_batch_collator
-from .datasets import TEST_SLOT, TRAIN_SLOT, ArrayDataset, AspectRatioGroupedDataset, MapDataset, get_dataset
+from .datasets import TEST_KEY, TRAIN_KEY, ArrayDataset, AspectRatioGroupedDataset, MapDataset, get_dataset
 from .loader import LimitedLoader, SeededLoader
 from .mixing import MixedSampler, TokenBatchSampler
 from .samplers import SAMPLER_REGISTRY, InferenceSampler, TrainingSampler, seeded_generator
@@ -29,7 +29,7 @@ from .stream import ShardedIterable, SplitLoader, StreamLoader
 logger = logging.getLogger(__name__)
 
 _COLLATE_KEY = "DATALOADER.COLLATE_FN.ARGS"
-SAMPLER_SLOT = Slot(
+SAMPLER_KEY = ComponentKey(
     SAMPLER_REGISTRY,
     "DATALOADER.SAMPLER_TRAIN",
     # "data_source" and "num_replicas" are torch's names.
@@ -85,7 +85,7 @@ def _train_batches(cfg: CfgNode, dataset: Any, parts: list[Any], seed: int) -> G
     sampler = (
         MixedSampler([len(part) for part in parts], ratios, seed)
         if ratios
-        else SAMPLER_SLOT.build(
+        else SAMPLER_KEY.build(
             cfg,
             dataset=dataset,
             data_source=dataset,
@@ -321,8 +321,8 @@ def check_data(cfg: CfgNode) -> None:
     Raises:
         ConfigError: the first problem found.
     """
-    TRAIN_SLOT.check(cfg)
-    TEST_SLOT.check(cfg)
+    TRAIN_KEY.check(cfg)
+    TEST_KEY.check(cfg)
     names = list(map(name_of, cfg.DATASETS.TEST))
     for name in names:
         if names.count(name) > 1:
@@ -331,7 +331,7 @@ def check_data(cfg: CfgNode) -> None:
                 f'give one of them another name, {{NAME: "{name}", AS: "other"}}'
             )
     _ratios(cfg)
-    SAMPLER_SLOT.check(cfg)
+    SAMPLER_KEY.check(cfg)
     check_collate_fn(cfg)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from ...config import ConfigError, Registry, component
-from ...config.components import Slot, errors_at
+from ...config.components import ComponentKey, errors_at
 
 
 @runtime_checkable
@@ -25,8 +25,8 @@ class _Samples(Protocol):
 DATASET_REGISTRY = Registry("DATASET", (Dataset, Iterable, _Samples))
 """Data sets for ``DATASETS.TRAIN`` and ``DATASETS.TEST``: classes, or functions that return one."""
 
-TRAIN_SLOT = Slot(DATASET_REGISTRY, "DATASETS.TRAIN", offers=())
-TEST_SLOT = Slot(DATASET_REGISTRY, "DATASETS.TEST", offers=())
+TRAIN_KEY = ComponentKey(DATASET_REGISTRY, "DATASETS.TRAIN", offers=())
+TEST_KEY = ComponentKey(DATASET_REGISTRY, "DATASETS.TEST", offers=())
 
 
 class ArrayDataset(Dataset[tuple[torch.Tensor, ...]]):

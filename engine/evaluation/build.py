@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ...config import CfgNode, ConfigError, Registry
-from ...config.components import Slot, default_name, errors_at, name_key
+from ...config.components import ComponentKey, default_name, errors_at, name_key
 from ...config.errors import MismatchError
 from ...config.signatures import is_function_of_two, parameters_of
 from ...hooks.common import samples_in
@@ -28,10 +28,10 @@ EVALUATOR_REGISTRY = Registry("EVALUATOR", DatasetEvaluator)
 """Evaluators for ``TEST.EVALUATOR.NAME``. They receive ``TEST.EVALUATOR.ARGS``, and ``cfg``, ``dataset_name``,
 ``metrics`` (of ``TEST.METRICS``) and ``targets_of`` if they name them."""
 
-EVALUATOR_SLOT = Slot(
+EVALUATOR_KEY = ComponentKey(
     EVALUATOR_REGISTRY, "TEST.EVALUATOR.NAME", offers=("cfg", "dataset_name", "metrics", "targets_of")
 )
-METRICS_SLOT = Slot(METRIC_REGISTRY, "TEST.METRICS")
+METRICS_KEY = ComponentKey(METRIC_REGISTRY, "TEST.METRICS")
 
 
 @EVALUATOR_REGISTRY.register()
@@ -149,7 +149,7 @@ def build_evaluator(
         ConfigError: names or arguments are wrong, or ``MetricsEvaluator`` has no metrics.
     """
     check_metrics(cfg)
-    return EVALUATOR_SLOT.build(
+    return EVALUATOR_KEY.build(
         cfg,
         dataset_name=dataset_name,
         metrics=build_metrics(cfg),
@@ -165,7 +165,7 @@ def build_metrics(cfg: CfgNode) -> dict[str, Metric]:
             name.
     """
     metrics: dict[str, Metric] = {}
-    for i, (name, args, key) in enumerate(METRICS_SLOT.entries(cfg)):
+    for i, (name, args, key) in enumerate(METRICS_KEY.entries(cfg)):
         with errors_at(f"TEST.METRICS[{i}] ({name})"):
             if function := _metric_function(name, args, key):
                 metric: Metric = FunctionMetric(function, args, cfg.TEST.GENERATE.get("pad_token_id", 0))
@@ -192,13 +192,13 @@ def check_evaluation(cfg: CfgNode) -> None:
     for name in cfg.TEST.PREDICTIONS_COLUMNS:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"TEST.PREDICTIONS_COLUMNS: {name!r} is not the name of a column")
-    EVALUATOR_SLOT.check(cfg)
-    asks = EVALUATOR_SLOT.name(cfg) != "MetricsEvaluator"  # others may have the attribute
-    for name, args, key in METRICS_SLOT.entries(cfg):
+    EVALUATOR_KEY.check(cfg)
+    asks = EVALUATOR_KEY.name(cfg) != "MetricsEvaluator"  # others may have the attribute
+    for name, args, key in METRICS_KEY.entries(cfg):
         function = _metric_function(name, args, key)
         asks = asks or getattr(function or METRIC_REGISTRY.get(name, key), "generates", False)
         if not function:
-            METRIC_REGISTRY.check(name, args, offered=METRICS_SLOT.offers, key=key)
+            METRIC_REGISTRY.check(name, args, offered=METRICS_KEY.offers, key=key)
     if cfg.TEST.GENERATE and not asks:
         logger.warning("TEST.GENERATE: no metric has generates = True, so evaluations do not use it")
 
@@ -209,7 +209,7 @@ def check_metrics(cfg: CfgNode) -> None:
     Raises:
         ConfigError: no evaluator is named, or ``MetricsEvaluator`` has no metrics.
     """
-    name = EVALUATOR_SLOT.name(cfg)
+    name = EVALUATOR_KEY.name(cfg)
     if not name:
         raise ConfigError('TEST.EVALUATOR.NAME is empty: set it, for example to "MetricsEvaluator"')
     if not cfg.TEST.METRICS and EVALUATOR_REGISTRY.get(name, "TEST.EVALUATOR.NAME") is MetricsEvaluator:
@@ -240,7 +240,7 @@ def _metric_function(name: str, args: Mapping[str, Any], key: str) -> Callable[.
     function: Callable[..., Any] = METRIC_REGISTRY.get(name, name_key(key))
     if not is_function_of_two(function, args):
         taken = parameters_of(function) if isinstance(function, FunctionType) else None
-        if taken and (missing := [one for one in taken.required if one not in args and one not in METRICS_SLOT.offers]):
+        if taken and (missing := [one for one in taken.required if one not in args and one not in METRICS_KEY.offers]):
             raise ConfigError(
                 f"{name_key(key)}: {function.__name__} takes {', '.join(missing)}. A function is a metric if it takes "
                 "outputs and targets, or returns one if ARGS gives all that it needs"

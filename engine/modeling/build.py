@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ...config import CfgNode, ConfigError, Registry
-from ...config.components import Slot, name_key
+from ...config.components import ComponentKey, name_key
 from ...config.signatures import Parameters, bind, is_function_of_two, parameters_of
 from ...hooks.common import unwrap_model
 from .. import comm
@@ -37,7 +37,7 @@ LOSS_REGISTRY = Registry("LOSS", Callable)
 _MAX_ROWS = 30  # of the table of a model
 
 
-class _LossSlot(Slot):
+class _LossKey(ComponentKey):
     """Also takes a function of outputs and targets, which is the loss itself."""
 
     def _function(self, cfg: CfgNode) -> Callable[..., Any] | None:
@@ -56,7 +56,7 @@ class _LossSlot(Slot):
         return self._function(cfg) or super().build(cfg, *positional, **offered)
 
 
-MODEL_SLOT, LOSS_SLOT = Slot(MODEL_REGISTRY, "MODEL.NAME"), _LossSlot(LOSS_REGISTRY, "MODEL.LOSS.NAME")
+MODEL_KEY, LOSS_KEY = ComponentKey(MODEL_REGISTRY, "MODEL.NAME"), _LossKey(LOSS_REGISTRY, "MODEL.LOSS.NAME")
 
 for _loss in (
     nn.BCEWithLogitsLoss,
@@ -117,7 +117,7 @@ def build_model(cfg: CfgNode) -> nn.Module:
             'MODEL.NAME is empty: set it to a registered model such as "MLP", or to "package.module:Class"'
         )
     device = resolve_device(cfg.MODEL.DEVICE)
-    model: nn.Module = MODEL_SLOT.try_build(cfg)
+    model: nn.Module = MODEL_KEY.try_build(cfg)
     if comm.get_world_size() == 1 or not build_strategy(cfg).shards_weights:
         model = model.to(device)
     wanted = cfg.MODEL
@@ -130,7 +130,7 @@ def build_loss(cfg: CfgNode) -> nn.Module | None:
     """Build the loss of ``cfg.MODEL.LOSS`` on ``cfg.MODEL.DEVICE``; None if the model computes its own losses."""
     if not cfg.MODEL.LOSS.NAME:
         return None
-    loss = LOSS_SLOT.try_build(cfg)
+    loss = LOSS_KEY.try_build(cfg)
     return loss.to(resolve_device(cfg.MODEL.DEVICE)) if isinstance(loss, nn.Module) else loss
 
 
@@ -206,8 +206,8 @@ def check_model(cfg: CfgNode) -> None:
     """
     model = cfg.MODEL
     resolve_device(model.DEVICE)
-    for slot, key in ((MODEL_SLOT, "INPUT_MAPPING"), (LOSS_SLOT, "OUTPUT_MAPPING")):
-        targets = slot.check(cfg)
+    for component_key, key in ((MODEL_KEY, "INPUT_MAPPING"), (LOSS_KEY, "OUTPUT_MAPPING")):
+        targets = component_key.check(cfg)
         if model[key]:
             _check_mapping(f"MODEL.{key}", model[key])
             for target in targets:

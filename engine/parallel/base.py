@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...config import CfgNode, ConfigError, Registry
-from ...config.components import Slot
+from ...config.components import ComponentKey
 from ...hooks.common import has_shards
 from .. import comm
 from .copies import share_weights
@@ -135,7 +135,7 @@ class Strategy:
 STRATEGY_REGISTRY = Registry("STRATEGY", Strategy)
 """Strategies for ``PARALLEL.NAME``: subclasses of :class:`Strategy`, built with ``PARALLEL.ARGS``."""
 
-STRATEGY_SLOT = Slot(STRATEGY_REGISTRY, "PARALLEL.NAME")
+STRATEGY_KEY = ComponentKey(STRATEGY_REGISTRY, "PARALLEL.NAME")
 
 STRATEGY_REGISTRY.register(Strategy, name="none")
 
@@ -213,7 +213,7 @@ def build_strategy(cfg: CfgNode) -> Strategy:
     """
     if cfg.PARALLEL.NAME == "auto" and comm.get_world_size() == 1:
         return Strategy()
-    strategy: Strategy = STRATEGY_SLOT.build(cfg)
+    strategy: Strategy = STRATEGY_KEY.build(cfg)
     return strategy
 
 
@@ -223,7 +223,7 @@ def check_parallel(cfg: CfgNode) -> None:
     Raises:
         ConfigError: they are wrong.
     """
-    cls = STRATEGY_REGISTRY.get(cfg.PARALLEL.NAME, STRATEGY_SLOT.key)
-    STRATEGY_SLOT.check(cfg)
+    cls = STRATEGY_REGISTRY.get(cfg.PARALLEL.NAME, STRATEGY_KEY.key)
+    STRATEGY_KEY.check(cfg)
     if isinstance(cls, type) and cls.__module__.startswith("hookline."):
-        STRATEGY_SLOT.try_build(cfg)
+        STRATEGY_KEY.try_build(cfg)

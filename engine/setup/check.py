@@ -5,27 +5,27 @@ from collections.abc import Collection
 from typing import Any
 
 from ...config import CfgNode, ConfigError, Duration, UnknownKeyError, get_cfg, name_of, suggest
-from ...config.components import Slot, errors_at
+from ...config.components import ComponentKey, errors_at
 from ...config.errors import misspelt
 from ...config.values import is_object_text
 from ...hooks import HOOK_REGISTRY, WRITER_REGISTRY, EarlyStopping
 from ...hooks.evaluation import names_function
 from ..checkpoint.find_checkpoint import find_checkpoint
 from ..checkpoint.matching import split_query
-from ..data.build import SAMPLER_SLOT, check_data
-from ..data.datasets import DATASET_REGISTRY, TEST_SLOT, TRAIN_SLOT
+from ..data.build import SAMPLER_KEY, check_data
+from ..data.datasets import DATASET_REGISTRY, TEST_KEY, TRAIN_KEY
 from ..evaluation import check_evaluation, result_names
-from ..evaluation.build import EVALUATOR_SLOT
+from ..evaluation.build import EVALUATOR_KEY
 from ..modeling import check_model
-from ..modeling.build import MODEL_SLOT
+from ..modeling.build import MODEL_KEY
 from ..parallel.base import check_parallel
 from ..solver import check_solver
-from ..solver.build import OPTIMIZER_SLOT
-from ..solver.schedules import SCHEDULE_SLOT, plateau_metric
+from ..solver.build import OPTIMIZER_KEY
+from ..solver.schedules import SCHEDULE_KEY, plateau_metric
 
 __all__ = [
-    "HOOK_SLOT",
-    "WRITER_SLOT",
+    "HOOK_KEY",
+    "WRITER_KEY",
     "best_metric",
     "check_config",
     "overridden_builders",
@@ -34,10 +34,10 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-HOOK_SLOT = Slot(
+HOOK_KEY = ComponentKey(
     HOOK_REGISTRY, "HOOKS", offers=("cfg", "checkpointer", "model", "optimizer", "eval_function", "output_dir")
 )
-WRITER_SLOT = Slot(WRITER_REGISTRY, "LOG.WRITERS", offers=("cfg", "output_dir", "max_iter", "window_size"))
+WRITER_KEY = ComponentKey(WRITER_REGISTRY, "LOG.WRITERS", offers=("cfg", "output_dir", "max_iter", "window_size"))
 
 
 # The keys that make each method of DefaultTrainer work, each with a value that switches its check off.
@@ -51,13 +51,13 @@ _BUILT_FROM = {
 }
 
 _NAMED_BY = (
-    ("build_model", MODEL_SLOT),
-    ("build_optimizer", OPTIMIZER_SLOT),
-    ("build_lr_scheduler", SCHEDULE_SLOT),
-    ("build_train_loader", TRAIN_SLOT),
-    ("build_train_loader", SAMPLER_SLOT),
-    ("build_test_loader", TEST_SLOT),
-    ("build_evaluator", EVALUATOR_SLOT),
+    ("build_model", MODEL_KEY),
+    ("build_optimizer", OPTIMIZER_KEY),
+    ("build_lr_scheduler", SCHEDULE_KEY),
+    ("build_train_loader", TRAIN_KEY),
+    ("build_train_loader", SAMPLER_KEY),
+    ("build_test_loader", TEST_KEY),
+    ("build_evaluator", EVALUATOR_KEY),
 )
 
 
@@ -83,12 +83,12 @@ def unknown_parts(cfg: CfgNode) -> dict[str, ConfigError]:
     probably misspelt, names of modules, and names with arguments, which are meant for hookline.
     """
     unknown: dict[str, ConfigError] = {}
-    for builder, slot in _NAMED_BY:
+    for builder, component_key in _NAMED_BY:
         try:
-            slot.check(cfg)
+            component_key.check(cfg)
         except ConfigError as error:
-            known = [name for name, _ in slot.registry]
-            if not any(_is_meant(name, args, known) for name, args, _ in slot.entries(cfg)):
+            known = [name for name, _ in component_key.registry]
+            if not any(_is_meant(name, args, known) for name, args, _ in component_key.entries(cfg)):
                 unknown[builder] = error
     return unknown
 
@@ -129,7 +129,7 @@ def check_config(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
         check_parallel,
         _check_output_dir,
         _check_hooks,
-        WRITER_SLOT.check,
+        WRITER_KEY.check,
         _check_step,
         _check_monitors,
         _check_expected_results,
@@ -173,8 +173,8 @@ def _check_output_dir(cfg: CfgNode) -> None:
 
 
 def _check_hooks(cfg: CfgNode) -> None:
-    HOOK_SLOT.check(cfg)
-    for index, (name, _, _) in enumerate(HOOK_SLOT.entries(cfg)):
+    HOOK_KEY.check(cfg)
+    for index, (name, _, _) in enumerate(HOOK_KEY.entries(cfg)):
         if name in ("IterationTimer", "SignalHandler", "LRScheduler"):
             raise ConfigError(f"HOOKS[{index}]: every run already has one {name}; remove this one")
         if name == "TimeLimit" and Duration.parse(cfg.SOLVER.TIME_LIMIT):
@@ -207,7 +207,7 @@ def _check_monitors(cfg: CfgNode) -> None:
     """
     best, scheduled = cfg.CHECKPOINT.BEST.METRIC, plateau_metric(cfg)
     watched = {"CHECKPOINT.BEST.METRIC": best, "SOLVER.LR_SCHEDULER_METRIC": scheduled}
-    for name, args, key in HOOK_SLOT.entries(cfg):
+    for name, args, key in HOOK_KEY.entries(cfg):
         hook = getattr(name, "value", None)  # of an object in place of a name
         if name == "EarlyStopping" or isinstance(hook, EarlyStopping):
             watched[f"{key}.metric"] = hook.metric if isinstance(hook, EarlyStopping) else args.get("metric")
@@ -247,7 +247,7 @@ def _check_expected_results(cfg: CfgNode) -> None:
 def _metrics_of_tests(cfg: CfgNode) -> tuple[Collection[str], list[str] | None]:
     """Return the names of the metrics, alone and as ``"<set>/<metric>"``; None if they are known only afterwards."""
     metrics, others = result_names(cfg)
-    if others or EVALUATOR_SLOT.name(cfg) != "MetricsEvaluator":
+    if others or EVALUATOR_KEY.name(cfg) != "MetricsEvaluator":
         return metrics, None
     return metrics, [f"{name_of(entry)}/{metric}" for entry in cfg.DATASETS.TEST for metric in metrics]
 

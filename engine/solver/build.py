@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...config import CfgNode, ConfigError, Registry, suggest
-from ...config.components import Slot, errors_at
+from ...config.components import ComponentKey, errors_at
 from ...config.values import ObjectName
 from ...hooks.common import is_sharded, refuse_closure, start_momentum
 from .clipping import build_grad_clipper, maybe_add_gradient_clipping
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 OPTIMIZER_REGISTRY = Registry("OPTIMIZER", Optimizer)
 """Optimizers for ``SOLVER.OPTIMIZER.NAME``, called with parameter groups and ``SOLVER.OPTIMIZER.ARGS``."""
 
-OPTIMIZER_SLOT = Slot(
+OPTIMIZER_KEY = ComponentKey(
     OPTIMIZER_REGISTRY,
     "SOLVER.OPTIMIZER.NAME",
     offers=("cfg", "lr", "weight_decay", "momentum", "nesterov", "fused"),
@@ -109,7 +109,7 @@ def _check_given(cfg: CfgNode, model: nn.Module, name: ObjectName) -> Optimizer:
 def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | None = None) -> Optimizer:
     """Build an optimizer for the trainable parameters of a model, or those among ``only``."""
     solver = cfg.SOLVER
-    ((name, args, _),) = OPTIMIZER_SLOT.entries(cfg)
+    ((name, args, _),) = OPTIMIZER_KEY.entries(cfg)
     target = _check_optimizer(cfg)
     is_sgd = isinstance(target, type) and issubclass(target, torch.optim.SGD)
     decays = "weight_decay" in inspect.signature(target).parameters
@@ -141,7 +141,7 @@ def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | N
     if not args.keys() & {"fused", "foreach", "differentiable"} and _can_fuse(target, model, groups):
         offered["fused"] = True
     try:
-        optimizer: Optimizer = OPTIMIZER_SLOT.build(cfg, groups, **offered)
+        optimizer: Optimizer = OPTIMIZER_KEY.build(cfg, groups, **offered)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"SOLVER.OPTIMIZER: {name}: {error}. If it cannot update all parameters of the model, give it only those "
@@ -187,7 +187,7 @@ def check_solver(cfg: CfgNode) -> None:
         key = f"SOLVER.OPTIMIZERS.{name}" if name else ""
         with errors_at(key) if key else nullcontext():
             check_param_rules(part)
-            if OPTIMIZER_SLOT.is_named(part):
+            if OPTIMIZER_KEY.is_named(part):
                 _check_optimizer(part)
             if part.SOLVER.LR_SCHEDULER_NAME:
                 check_scheduler(part)
@@ -196,10 +196,10 @@ def check_solver(cfg: CfgNode) -> None:
 
 def _check_optimizer(cfg: CfgNode) -> Any:
     """Check the optimizer's settings and return its class."""
-    ((name, args, key),) = OPTIMIZER_SLOT.entries(cfg)
+    ((name, args, key),) = OPTIMIZER_KEY.entries(cfg)
     if "lr" in args:
         raise ConfigError(f"{key}.lr: set the learning rate with SOLVER.BASE_LR, so that the schedule knows it")
     target = OPTIMIZER_REGISTRY.get(name, "SOLVER.OPTIMIZER.NAME")
     refuse_closure(target, "SOLVER.OPTIMIZER.NAME")
-    OPTIMIZER_SLOT.check(cfg)
+    OPTIMIZER_KEY.check(cfg)
     return target

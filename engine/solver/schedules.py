@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError, Duration, Registry
-from ...config.components import Slot, errors_at, mode_of_result
+from ...config.components import ComponentKey, errors_at, mode_of_result
 from ...config.values import kind_of
 from ...hooks import LRScheduler
 from ...hooks.control.lr_scheduler import (
@@ -40,7 +40,7 @@ from .param_groups import full_config, warn_of_unused
 
 __all__ = [
     "LR_SCHEDULER_REGISTRY",
-    "SCHEDULE_SLOT",
+    "SCHEDULE_KEY",
     "build_lr_scheduler",
     "check_scheduler",
     "iterations_of",
@@ -55,8 +55,8 @@ LR_SCHEDULER_REGISTRY = Registry("LR_SCHEDULER", (TorchScheduler, ParamScheduler
 """Schedules for ``SOLVER.LR_SCHEDULER_NAME``: ``(cfg, **SOLVER.LR_SCHEDULER_ARGS) -> ParamScheduler``, or torch's and
 timm's schedulers: ``(optimizer, **SOLVER.LR_SCHEDULER_ARGS)``."""
 
-SCHEDULE_SLOT = Slot(LR_SCHEDULER_REGISTRY, "SOLVER.LR_SCHEDULER_NAME")
-SCHEDULER_SLOT = Slot(LR_SCHEDULER_REGISTRY, "SOLVER.LR_SCHEDULER_NAME", offers=(), positional=1)
+SCHEDULE_KEY = ComponentKey(LR_SCHEDULER_REGISTRY, "SOLVER.LR_SCHEDULER_NAME")
+SCHEDULER_KEY = ComponentKey(LR_SCHEDULER_REGISTRY, "SOLVER.LR_SCHEDULER_NAME", offers=(), positional=1)
 """For torch's and timm's schedulers, and functions ``(optimizer, ...)`` that return one."""
 
 RUN_VALUES = ("end", "epochs", "iters_per_epoch", "max_iter")
@@ -92,25 +92,25 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer | OptimizerList) -> An
             "(DefaultTrainer converts epochs with the length of the loader)"
         )
     solver.MAX_ITER = max(1, solver.MAX_ITER)  # schedules divide by it
-    slot = check_scheduler(cfg)
-    if slot is SCHEDULER_SLOT:
+    component_key = check_scheduler(cfg)
+    if component_key is SCHEDULER_KEY:
         metric, best = plateau_metric(cfg), cfg.CHECKPOINT.BEST
         mode = {"mode": mode_of_result(cfg, metric, best.MODE if metric == best.METRIC else "auto")} if metric else {}
-        schedule = slot.try_build(cfg, optimizer, **mode)
+        schedule = component_key.try_build(cfg, optimizer, **mode)
     else:
-        schedule = slot.build(cfg)
+        schedule = component_key.build(cfg)
         if not isinstance(schedule, ParamScheduler):
             raise ConfigError(
                 f"SOLVER.LR_SCHEDULER_NAME: {solver.LR_SCHEDULER_NAME!r} must be a torch LRScheduler class, or return "
                 f"a fvcore ParamScheduler; it returned {schedule!r}"
             )
     used = {
-        "WARMUP_ITERS": slot is SCHEDULE_SLOT or not solver.WARMUP_ITERS,
+        "WARMUP_ITERS": component_key is SCHEDULE_KEY or not solver.WARMUP_ITERS,
         "LR_SCHEDULER_METRIC": isinstance(schedule, ReduceLROnPlateau),
         "LR_SCHEDULER_INTERVAL": _has_interval(schedule),
     }
     warn_of_unused(cfg, used, f"the schedule {solver.LR_SCHEDULER_NAME} (see its ARGS)")
-    if slot is SCHEDULER_SLOT:
+    if component_key is SCHEDULER_KEY:
         return schedule
     if solver.WARMUP_ITERS >= solver.MAX_ITER:
         logger.warning(
@@ -198,8 +198,8 @@ def _is_run_value(value: str) -> bool:
     return value in RUN_VALUES or (value[:1].isdigit() and not value.isdigit())
 
 
-def check_scheduler(cfg: CfgNode) -> Slot:
-    """Check the schedule's settings and return the slot to build it from.
+def check_scheduler(cfg: CfgNode) -> ComponentKey:
+    """Check the schedule's settings and return the key to build it from.
 
     Raises:
         ConfigError: name or arguments are wrong, or a key does not fit the scheduler.
@@ -210,8 +210,8 @@ def check_scheduler(cfg: CfgNode) -> Slot:
         takes_optimizer = issubclass(target, TorchScheduler | TimmScheduler)
     else:  # a function whose first parameter is the optimizer
         takes_optimizer = next(iter(inspect.signature(target).parameters), "") == "optimizer"
-    slot = SCHEDULER_SLOT if takes_optimizer else SCHEDULE_SLOT
-    slot.check(cfg)
+    component_key = SCHEDULER_KEY if takes_optimizer else SCHEDULE_KEY
+    component_key.check(cfg)
     if getattr(target, "__name__", "") == "PlateauLRScheduler":
         plateau = "torch.optim.lr_scheduler:ReduceLROnPlateau"
         raise ConfigError(f"SOLVER.LR_SCHEDULER_NAME: timm's {name!r} cannot be resumed; use {plateau!r}")
@@ -222,7 +222,7 @@ def check_scheduler(cfg: CfgNode) -> Slot:
         )
     if names_function(metric):
         raise ConfigError(f"SOLVER.LR_SCHEDULER_METRIC: {name!r} needs the name of a metric, not the function {metric}")
-    return slot
+    return component_key
 
 
 def plateau_metric(cfg: CfgNode) -> str:

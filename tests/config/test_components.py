@@ -1,7 +1,7 @@
 import pytest
 
 from hookline.config import CfgNode, ConfigError, Registry, component, components, name_of
-from hookline.config.components import Slot, named_components
+from hookline.config.components import ComponentKey, named_components
 
 
 def test_an_entry_is_a_name_or_a_mapping():
@@ -26,7 +26,7 @@ def test_results_may_have_a_name_of_their_own_which_can_be_that_of_a_folder():
             named_components(["Photos", {"NAME": "Photos", "AS": name}])
 
 
-# ---------------------------------------------------------------- slots
+# ---------------------------------------------------------------- component_keys
 
 registry = Registry("PART")
 
@@ -44,8 +44,8 @@ def config(name="Part", args=None):
     return CfgNode({"A": {"PART_NAME": name, "PART_ARGS": args}, "PARTS": [{"NAME": name, "ARGS": args}, "Part"]})
 
 
-one = Slot(registry, "A.PART_NAME", offers=("cfg", "width"))
-several = Slot(registry, "PARTS", offers=("cfg", "size"))
+one = ComponentKey(registry, "A.PART_NAME", offers=("cfg", "width"))
+several = ComponentKey(registry, "PARTS", offers=("cfg", "size"))
 
 
 def test_components_receive_the_config_what_is_offered_and_their_arguments_in_order():
@@ -57,9 +57,9 @@ def test_components_receive_the_config_what_is_offered_and_their_arguments_in_or
 
 
 def test_a_wrong_argument_is_found_without_building_and_named_by_its_key():
-    for slot, key in ((one, r"A\.PART_ARGS\.siz:"), (several, r"PARTS\[0\]\.ARGS\.siz:")):
+    for component_key, key in ((one, r"A\.PART_ARGS\.siz:"), (several, r"PARTS\[0\]\.ARGS\.siz:")):
         with pytest.raises(ConfigError, match=key):
-            slot.check(config(args={"siz": 2}))
+            component_key.check(config(args={"siz": 2}))
 
 
 def test_an_error_of_the_constructor_names_the_key_on_request():

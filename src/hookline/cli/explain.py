@@ -7,26 +7,26 @@ from collections.abc import Iterator
 from typing import Any
 
 from hookline.config import CfgNode, Duration, Typed, UnknownKeyError, defaults, get_cfg, suggest
-from hookline.config.components import Slot
+from hookline.config.components import ComponentKey
 from hookline.config.duration import FORMS, LENGTH_FORMS, TIME_FORMS
 from hookline.config.signatures import parameters_of
 from hookline.config.values import OneOf
 from hookline.engine.data.batches import COLLATE_REGISTRY
-from hookline.engine.data.build import SAMPLER_SLOT
-from hookline.engine.data.datasets import TEST_SLOT, TRAIN_SLOT
-from hookline.engine.evaluation.build import EVALUATOR_SLOT, METRICS_SLOT
-from hookline.engine.modeling.build import LOSS_SLOT, MODEL_SLOT
-from hookline.engine.parallel.base import STRATEGY_SLOT
-from hookline.engine.setup.check import HOOK_SLOT, WRITER_SLOT
-from hookline.engine.solver.build import OPTIMIZER_SLOT
-from hookline.engine.solver.schedules import SCHEDULE_SLOT
+from hookline.engine.data.build import SAMPLER_KEY
+from hookline.engine.data.datasets import TEST_KEY, TRAIN_KEY
+from hookline.engine.evaluation.build import EVALUATOR_KEY, METRICS_KEY
+from hookline.engine.modeling.build import LOSS_KEY, MODEL_KEY
+from hookline.engine.parallel.base import STRATEGY_KEY
+from hookline.engine.setup.check import HOOK_KEY, WRITER_KEY
+from hookline.engine.solver.build import OPTIMIZER_KEY
+from hookline.engine.solver.schedules import SCHEDULE_KEY
 
 __all__ = ["explain", "key_comments"]
 
-_SLOTS = (
-    *(MODEL_SLOT, LOSS_SLOT, TRAIN_SLOT, TEST_SLOT, SAMPLER_SLOT, OPTIMIZER_SLOT, SCHEDULE_SLOT, EVALUATOR_SLOT),
-    *(METRICS_SLOT, HOOK_SLOT, WRITER_SLOT, STRATEGY_SLOT),
-    Slot(COLLATE_REGISTRY, "DATALOADER.COLLATE_FN.NAME"),
+_KEYS = (
+    *(MODEL_KEY, LOSS_KEY, TRAIN_KEY, TEST_KEY, SAMPLER_KEY, OPTIMIZER_KEY, SCHEDULE_KEY, EVALUATOR_KEY),
+    *(METRICS_KEY, HOOK_KEY, WRITER_KEY, STRATEGY_KEY),
+    ComponentKey(COLLATE_REGISTRY, "DATALOADER.COLLATE_FN.NAME"),
 )
 _KEY = re.compile(r"_C\.([A-Z][A-Z0-9_.]*) = ")
 _DURATIONS: dict[Any, str] = {
@@ -52,8 +52,8 @@ def explain(name: str) -> str:
     for key in keys:
         if key.upper() == wanted.upper():
             return "\n".join(filter(str.strip, _about_key(cfg, key)))
-    slots = {id(slot.registry): slot for slot in _SLOTS}.values()  # one of each registry
-    components = [(slot, one, target) for slot in slots for one, target in slot.registry]
+    of_registries = {id(named_by.registry): named_by for named_by in _KEYS}.values()  # one of each registry
+    components = [(named_by, one, target) for named_by in of_registries for one, target in named_by.registry]
     if texts := [_about_component(*component) for component in components if component[1] == wanted]:
         return "\n\n".join(texts)
     hint = suggest(name, [*keys, *(one for _, one, _ in components)])
@@ -97,10 +97,10 @@ def _about_key(cfg: CfgNode, key: str) -> Iterator[str]:
     if not isinstance(node, CfgNode):
         yield f"  default: {_text(node)}"
         yield f"  type: {_type_text(section.declared(part) or Typed(node, type(node)))}"
-    for slot in _SLOTS:
-        if slot.key == key:
+    for named_by in _KEYS:
+        if named_by.key == key:
             yield "  names (arguments: hookline config explain NAME), or package.module:Name of your own:"
-            for name, target in sorted(slot.registry):
+            for name, target in sorted(named_by.registry):
                 yield f"    {name}: {_first_sentence(target.__doc__ or '')}"
 
 
@@ -115,13 +115,13 @@ def _type_text(declared: Typed) -> str:
     return f"{text} or None" if declared.optional or declared.default is None else text
 
 
-def _about_component(slot: Slot, name: str, target: Any) -> str:
+def _about_component(named_by: ComponentKey, name: str, target: Any) -> str:
     """Return the arguments of a component that a config may set, and its docstring."""
-    taken = parameters_of(target, with_cfg="cfg" in slot.offers)
+    taken = parameters_of(target, with_cfg="cfg" in named_by.offers)
     positions = [one for one in taken.positions if one != "cfg"] if taken else []
-    given = {"cfg", *positions[: slot.positional]}
+    given = {"cfg", *positions[: named_by.positional]}
     arguments = [str(one) for one in taken.keywords.values() if one.name not in given] if taken else []
-    lines = [f"{name}: {slot.registry._name.lower().replace('_', ' ')}", *(f"  {one}" for one in arguments)]
+    lines = [f"{name}: {named_by.registry._name.lower().replace('_', ' ')}", *(f"  {one}" for one in arguments)]
     text = textwrap.indent(inspect.getdoc(target) or "", "  ")
     return "\n".join([*lines, "", text]).rstrip()
 
