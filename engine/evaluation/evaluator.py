@@ -131,7 +131,7 @@ def inference_on_dataset(
             own = with_progress(own, total, f"Evaluating {name}", progress_bar)
         for (batch, number), counts in counted(model, own):
             ran = True
-            if device is not None:
+            if device is not None and torch.device(device).type != "cpu":  # loaders read into the host's memory
                 batch = move_to_device(batch, device)
             if not counts:  # another rank needs this rank's parameters, or counts this batch
                 predict(model, batch)
@@ -232,7 +232,7 @@ def outputs_of(
     """
     # The caller may change the model's mode between batches, so it is set for each.
     for (batch, number), counts in counted(model, whole_pass(data_loader)):
-        if device is not None:
+        if device is not None and torch.device(device).type != "cpu":
             batch = move_to_device(batch, device)
         with inference_context(model), torch.no_grad(), scratch_storage():
             outputs = predict(model, batch)
