@@ -115,9 +115,7 @@ class EpochIterator:
 
     def _first_of(self, found: list[tuple[Any, int | None]]) -> list[tuple[Any, int | None]]:
         """Return the first micro-batch, and keep the others for the next calls."""
-        whole, size = found[0]
-        is_cut = len(found) > 1 or (size is not None and self._made_parts > 1)
-        self._left.extend(found if is_cut else split_batch(whole, self._parts, size))
+        self._left.extend(found if len(found) > 1 else split_batch(found[0][0], self._parts, found[0][1]))
         return [self._left.popleft()]
 
     def micro_batches(self, parts: int, fetch: Callable[[], Any]) -> list[tuple[Any, int | None]]:

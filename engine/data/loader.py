@@ -158,12 +158,7 @@ class SeededLoader(WorkerLoader):
         self.__dict__["batch_sampler"] = self._make_batches()  # DataLoader's __setattr__ refuses it
 
     def __iter__(self) -> Any:
-        collate: Any = self.collate_fn
-        if isinstance(collate, Collate):
-            reader = _reader_for(self, collate.collate, collate.parts)
-        else:
-            reader = _reader_for(self, collate, 0)
-        with swapped(self, dataset=reader, collate_fn=identity):
+        with swapped(self, dataset=_reader_for(self, self.collate_fn), collate_fn=identity):
             return super().__iter__()
 
 
@@ -183,12 +178,14 @@ class Collate:
         self.collate = collate
         self.parts = parts
 
-    def __call__(self, samples: Any) -> Collated:
-        if not isinstance(samples, list):  # a data set with __getitems__ may return a batch
-            return Collated([(self.collate(samples), None)])
+    def __call__(self, samples: Any, number: int | None = None) -> Collated:
+        """Return the micro-batches; if a data set with ``__getitems__`` returns no list, its batch of ``number``."""
+        if not isinstance(samples, list):
+            return Collated([(self.collate(samples), number)])
         pieces = cut(samples, self.parts)
-        kept = [piece for piece in pieces if present(piece)] or pieces[:1]
-        return Collated((self.collate(piece), present(piece)) for piece in kept)
+        if self.parts > 1:
+            pieces = list(filter(present, pieces)) or pieces[:1]
+        return Collated([(self.collate(piece), present(piece)) for piece in pieces])
 
 
 def identity(batch: Any) -> Any:
@@ -201,14 +198,12 @@ class _BatchReader(Dataset[Any]):
 
     Args:
         dataset: map-style.
-        collate: makes a batch of a list of samples.
-        parts: number of micro-batches to make of each batch, at most; it then returns :class:`Collated`. 0: batches.
+        collate: makes a batch of a list of samples, or :class:`Collate`.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[Any], Any], parts: int = 0) -> None:
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
         self._dataset = dataset
         self._collate = collate
-        self._parts = parts
         # A Subset reads whole batches only if its data set does.
         owner = dataset
         while isinstance(owner, Subset) and type(owner).__getitems__ is Subset.__getitems__:
@@ -216,36 +211,23 @@ class _BatchReader(Dataset[Any]):
         self._fetch = getattr(dataset, "__getitems__", None) if hasattr(owner, "__getitems__") else None
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        if self._parts < 2:
-            whole = self._read(indices)
-            return Collated([whole]) if self._parts else whole[0]
-        pieces = cut(indices, self._parts)
-        read = [one for piece in pieces if (one := self._read(piece, may_be_empty=False))[1]]
-        return Collated(read or [self._read(pieces[0])])
-
-    def _read(self, indices: Sequence[int], may_be_empty: bool = True) -> tuple[Any, int]:
-        """Return a batch and its number of samples.
-
-        Args:
-            indices: of the samples.
-            may_be_empty: collate samples that are all None, too.
+        """Return a batch.
 
         Raises:
             MismatchError: the samples do not make a batch, without a collate function of one's own.
             Exception: of the data set or the collate function, with a note that names the samples.
         """
-        samples: Any = None
+        samples, collate = None, self._collate
         try:
             samples = self._samples(indices)
-            number = present(samples) if isinstance(samples, list) else len(indices)
-            return self._collate(samples) if number or may_be_empty else None, number
+            return collate(samples, len(indices)) if isinstance(collate, Collate) else collate(samples)
         except Exception as error:
             if _has_note(error):
                 raise
             names = ", ".join(map(str, indices[:_MAX_LISTED])) + (", ..." if len(indices) > _MAX_LISTED else "")
             error.add_note(f"while making a batch of the samples {names} of {type(self._dataset).__name__}")
             error.add_note('DATALOADER.COLLATE_FN names what makes batches: "pad_collate", or a function of your own')
-            if samples is None or self._collate is not default_collate:
+            if samples is None or getattr(collate, "collate", collate) is not default_collate:
                 raise
             clear = MismatchError(f"the samples do not make a batch: {error}")
             clear.__notes__ = error.__notes__
@@ -298,10 +280,9 @@ class _SeededReader(_BatchReader):
         return samples
 
 
-def _reader_for(loader: Any, collate: Callable[[Any], Any], parts: int) -> _BatchReader:
+def _reader_for(loader: Any, collate: Callable[[Any], Any]) -> _BatchReader:
     seed = getattr(loader, "seed", None)
-    args = loader.dataset, collate, parts
-    return _BatchReader(*args) if seed is None else _SeededReader(seed, *args)
+    return _BatchReader(loader.dataset, collate) if seed is None else _SeededReader(seed, loader.dataset, collate)
 
 
 def note_sample(error: Exception, name: str) -> None:
@@ -332,7 +313,7 @@ def iterate(loader: Any, parts: int = 1) -> Iterator[Any]:
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         if loader.batch_sampler is None:  # the samples are batches already
             return map(loader.collate_fn, map(loader.dataset.__getitem__, indices))
-        return map(_reader_for(loader, loader.collate_fn, parts).__getitems__, indices)
+        return map(_reader_for(loader, Collate(loader.collate_fn, parts)).__getitems__, indices)
     if not collates(loader):
         return iter(loader)
     collate = Collate(loader.collate_fn, parts)
