@@ -6,7 +6,7 @@ from torch import nn
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import comm
-from hookline.engine.modeling import MLP, ConvNet, build_model, checkpoint_activations
+from hookline.engine.modeling import MLP, ConvNet, ModelAdapter, build_model, checkpoint_activations
 from hookline.engine.modeling.model_options import _to_sync_batchnorm
 
 
@@ -97,3 +97,20 @@ def test_several_processes_on_gpus_convert_all_batch_norms_and_keep_names(monkey
     assert list(model.state_dict()) == names
     with pytest.raises(ConfigError, match=r"MODEL\.SYNC_BATCHNORM.*GPU"):
         build_model(cfg)
+
+
+def test_the_losses_of_a_compiled_model_are_copies_which_its_next_step_does_not_overwrite():
+    kept = torch.zeros(())
+
+    class Reusing(nn.Linear):
+        def forward(self, x):
+            with torch.no_grad():
+                kept.copy_(super().forward(x).sum())
+            return {"loss": kept}
+
+    model, adapter = Reusing(2, 1), ModelAdapter()
+    model.compile(backend="eager")
+    first = adapter.losses(model, torch.ones(1, 2))["loss"]
+    before = first.item()
+    adapter.losses(model, torch.full((1, 2), 3.0))
+    assert first.item() == before != kept.item()
