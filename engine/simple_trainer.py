@@ -27,7 +27,7 @@ from .modeling.loss_module import LossModule
 from .parallel.base import Strategy, check_strategy
 from .parallel.copies import check_same_weights, share_weights
 from .parallel.ddp import DDP
-from .resume.state import START_ANEW, check_complete, data_of_this_rank, rng_of_this_rank
+from .resume.state import START_ANEW, check_complete, data_of_this_rank, rng_of_this_rank, states_of_ranks
 from .solver.clipping import clipper_of
 from .solver.multi_optimizer import OptimizerList, as_list
 from .step.fast_path import FastStep
@@ -514,7 +514,7 @@ class SimpleTrainer(TrainerBase):
         super().after_train()
 
     def prepare_for(self, what: Request) -> None:
-        if self.is_prepared_for(what):
+        if self._loop.prepared.get(what) == self.iter:
             return
         self.nonfinite.raise_pending(self)
         if what != "write":
@@ -525,10 +525,7 @@ class SimpleTrainer(TrainerBase):
         super().prepare_for(what)
         if what == "save" and self.ranks_in_sync:
             self.strategy.before_save(self.model, self.optimizer)
-            own = self.batches.differs_by_rank and comm.is_first_of_data_rank()
-            ranks = comm.all_gather((capture_rng(of_training=True), self.batches.state_dict() if own else None))
-            states = {"rng_of_ranks": [rng for rng, _ in ranks], "data_of_ranks": [data for _, data in ranks if data]}
-            self._loop.of_ranks = self.finished_iter, {name: state for name, state in states.items() if state}
+            self._loop.of_ranks = self.finished_iter, states_of_ranks(self.batches)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the trainer's part of a checkpoint; the model's weights are saved beside it.

@@ -62,7 +62,7 @@ class LoopState:
         prepared: the iteration that :meth:`TrainerBase.prepare_for` was called in, by what it prepares for.
         other_errors: exceptions that may be on their way in ``after_train`` without being an error of the run.
         final_metrics: the storage's state when the loop of a stopped run ended.
-        of_ranks: what all ranks have put together for the checkpoint of an iteration.
+        of_ranks: an iteration, and what its checkpoint holds of each rank.
     """
 
     storage: EventStorage | None = None
@@ -354,7 +354,7 @@ class TrainerBase:
         Losses and weights are checked, and all ranks combine their metrics. ``before_write`` is called before metrics
         are written. A hook that acts in ``on_eval``, ``on_write`` or ``on_save`` calls this first, on all ranks.
         """
-        if self.is_prepared_for(what):
+        if self._loop.prepared.get(what) == self.iter:
             return
         self._loop.prepared[what] = self.iter
         sync = self._loop.sync
@@ -363,10 +363,6 @@ class TrainerBase:
             sync.next_iter = min(sync.next_iter, self.iter + 1)  # may be called before end_step()
         if what == "write":
             self.hooks.call("before_write")
-
-    def is_prepared_for(self, what: Request) -> bool:
-        """Whether :meth:`prepare_for` has done its work in this iteration."""
-        return self._loop.prepared.get(what) == self.iter
 
     # ------------------------------------------------------------------ errors
 

@@ -20,7 +20,7 @@ from .. import comm
 from ..setup.seeds import set_seed
 from ..solver import LRMultiplier
 from ..solver.multi_optimizer import schedulers_of
-from .lengths import apply_lengths, apply_max_iter, check_kept_schedules, epoch_offset
+from .lengths import apply_lengths, apply_max_iter, check_kept_schedules
 
 __all__ = ["apply_config", "check_fits", "run_record", "settings", "use_saved_seed"]
 
@@ -171,9 +171,11 @@ def apply_config(trainer: Any, run: Mapping[str, Any], config: CfgNode, built: l
 
 def _count_epochs(trainer: Any, run: Mapping[str, Any]) -> None:
     """Compute lengths in epochs again if the checkpoint's epochs had another length."""
-    lengths = trainer.lengths
-    position = trainer.epoch, trainer.batches.position, lengths.iters_per_epoch
-    lengths.offset = epoch_offset(run.get("epochs", {}), trainer.finished_iter + 1, *position)
+    lengths, saved = trainer.lengths, run.get("epochs", {})
+    before, now = saved.get("length"), lengths.iters_per_epoch
+    lengths.offset = saved.get("offset", 0)
+    if before and now and before != now:
+        lengths.offset = trainer.finished_iter + 1 - trainer.epoch * now - trainer.batches.position
     if lengths.offset:
         cfg = lengths.resolve(lengths.user_cfg)
         trainer.max_iter = cfg.SOLVER.MAX_ITER

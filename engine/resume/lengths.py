@@ -3,7 +3,6 @@
 import logging
 import math
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
@@ -22,7 +21,6 @@ __all__ = [
     "apply_lengths",
     "apply_max_iter",
     "check_kept_schedules",
-    "epoch_offset",
     "loader_length",
     "resolve_lengths",
     "scale_config",
@@ -37,7 +35,7 @@ def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, offset: int = 0) 
     Args:
         cfg: the config.
         iters_per_epoch: batches in one pass over the data; None if unknown.
-        offset: see :func:`epoch_offset`.
+        offset: see :class:`Lengths`.
 
     Raises:
         ConfigError: a length is in epochs, and the epoch length is unknown.
@@ -73,7 +71,8 @@ class Lengths:
         iters_per_epoch: iterations in an epoch when the trainer was built; None if unknown.
 
     Attributes:
-        offset: see :func:`epoch_offset`.
+        offset: how many more iterations the run has done than its epochs take with the present epoch length. Another
+            batch size changes that: then a length in epochs is ``epochs * iters_per_epoch + offset`` iterations.
         cfg: the config with lengths in iterations. Scripts may change the trainer's own.
         text: its YAML text, for checkpoints.
         changed: the given MAX_ITER and the ``max_iter`` that replaced it while the run trained; empty if none did.
@@ -162,26 +161,6 @@ def loader_length(loader: Any, limit: int = 0) -> int | None:
     sampler = getattr(loader, "batch_sampler", None)
     batch_size = getattr(sampler, "batch_size", None) or getattr(loader, "batch_size", None)
     return max(1, size // batch_size) if batch_size and size is not None else None
-
-
-# ---------------------------------------------------------------------------- runs whose epoch length changed
-
-
-def epoch_offset(saved: Mapping[str, Any], iteration: int, epoch: int, position: int, length: int | None) -> int:
-    """Return how many more iterations a run has done than its epochs take with the present epoch length.
-
-    Another batch size changes the epoch length. Then a length in epochs is ``epochs * length + offset`` iterations.
-
-    Args:
-        saved: the "epochs" entry of the checkpoint: epoch length and offset of the run that wrote it.
-        iteration: the first iteration of the resumed run.
-        epoch, position: its position in the data; ``position`` counts iterations of the present epoch length.
-        length: iterations in an epoch; None if unknown.
-    """
-    before = saved.get("length")
-    if not length or not before or before == length:
-        return int(saved.get("offset", 0))
-    return iteration - epoch * length - position
 
 
 # ---------------------------------------------------------------------------- schedules

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from ...config import ConfigError
-from ...hooks.common import has_shards, optimizers_of
+from ...hooks.common import capture_rng, has_shards, optimizers_of
 from .. import comm
 from ..checkpoint.weights import read_checkpoint
 from ..data.epoch_iterator import EpochIterator
 from ..data.stream import SplitLoader
 
-__all__ = ["START_ANEW", "check_complete", "data_of_this_rank", "load_optimizer", "rng_of_this_rank"]
+__all__ = ["START_ANEW", "check_complete", "data_of_this_rank", "load_optimizer", "rng_of_this_rank", "states_of_ranks"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,20 @@ def check_complete(state: Mapping[str, Any]) -> None:
             "the checkpoint cannot be resumed: it has no optimizer state where hookline saves it. Was it "
             f"saved by detectron2? {START_ANEW}"
         )
+
+
+def states_of_ranks(batches: EpochIterator) -> dict[str, Any]:
+    """Collective. Return what a checkpoint holds of each rank: random generators, and its loader's own state, if any.
+
+    Args:
+        batches: this rank's.
+    """
+    own = batches.differs_by_rank and comm.is_first_of_data_rank()
+    ranks = comm.all_gather((capture_rng(of_training=True), batches.state_dict() if own else None))
+    states: dict[str, Any] = {"rng_of_ranks": [rng for rng, _ in ranks]}
+    if data := [one for _, one in ranks if one is not None]:
+        states["data_of_ranks"] = data
+    return states
 
 
 def rng_of_this_rank(state: Mapping[str, Any]) -> dict[str, Any] | None:

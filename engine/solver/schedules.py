@@ -131,7 +131,7 @@ def iterations_of(length: Any, iters_per_epoch: int | None, offset: int = 0) -> 
     Args:
         length: iterations, or a text such as "2ep".
         iters_per_epoch: iterations in an epoch; None if unknown.
-        offset: added to a length in epochs; see :func:`hookline.engine.resume.lengths.epoch_offset`.
+        offset: added to a length in epochs; see :class:`hookline.engine.resume.lengths.Lengths`.
 
     Raises:
         ConfigError: it is in epochs and the length of an epoch is unknown; or it is a time.
