@@ -15,6 +15,7 @@ from ..base import HOOK_REGISTRY, Every, HookBase, Period
 from ..evaluation import Monitor
 from ..event_storage import has_event_storage
 from .fvcore import checked
+from .periodic import save_with_events
 
 __all__ = ["BestCheckpointer"]
 
@@ -203,24 +204,23 @@ class BestCheckpointer(HookBase):
         return sum(not self._compare(value, other) for other, _ in self.best)
 
     def _save(self, value: float, iteration: int) -> None:
-        trainer, place, former, path = self.trainer, self._place(value), self.best, self._path(iteration)
+        place, former, path = self._place(value), self.best, self._path(iteration)
         ranked = [*former[:place], (value, iteration), *former[place:]]
         self._set_best(ranked[: self._keep])
         self._outdated = self._outdated - {iteration} | {old for _, old in ranked[self._keep :]}
-        trainer.emit("before_save", path)
 
         def saved(error: OSError | None) -> None:
             if error is not None:
                 self._set_best(former)
                 self._outdated -= self._listed
-                return
-            if place == 0:
+            elif place == 0:
                 self._link_best()
-            trainer.emit("after_save", path)
 
-        self._checkpointer.save(
+        save_with_events(
+            self.trainer,
+            self._checkpointer,
             os.path.basename(path).removesuffix(".pth"),
-            then=saved,
+            saved,
             tag_last=False,
             iteration=iteration,
             best_metric={"name": self._val_metric, "value": value, "mode": self._mode},

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
@@ -10,11 +11,37 @@ from ...config import ConfigError, Duration
 from ...config.errors import printable
 from ...config.files.atomic import shown_path
 from ..base import HOOK_REGISTRY, Every, HookBase, Period, for_subclasses
-from .fvcore import checked
+from .fvcore import FvcoreAdapter, checked
 
-__all__ = ["ExceptionCheckpointer", "PeriodicCheckpointer", "RollingCheckpointer"]
+__all__ = ["ExceptionCheckpointer", "PeriodicCheckpointer", "RollingCheckpointer", "save_with_events"]
 
 logger = logging.getLogger(__name__)
+
+
+def save_with_events(
+    trainer: Any, checkpointer: Any, name: str, saved: Callable[[OSError | None], Any], **options: Any
+) -> None:
+    """Save a checkpoint between the events ``before_save`` and ``after_save``.
+
+    Args:
+        trainer: the trainer; None: without events.
+        checkpointer: what :func:`checked` returned.
+        name: file name without folder and extension.
+        saved: called before ``after_save`` with None, or with the error that prevented the write.
+        **options: as for :meth:`~hookline.engine.checkpoint.Checkpointer.save`.
+    """
+    path = os.path.join(checkpointer.save_dir, f"{name}.pth")
+    if "then" not in signature(checkpointer.save).parameters:  # a subclass written for fvcore
+        checkpointer = FvcoreAdapter(checkpointer)
+    if trainer is not None:
+        trainer.emit("before_save", path)
+
+    def then(error: OSError | None) -> None:
+        saved(error)
+        if error is None and trainer is not None:
+            trainer.emit("after_save", path)
+
+    checkpointer.save(name, then=then, **options)
 
 
 @HOOK_REGISTRY.register()
@@ -137,33 +164,21 @@ class PeriodicCheckpointer(HookBase):
             name: file name without folder and extension.
             **kwargs: more data to save.
         """
-        trainer, path = self.trainer, self._path(name)
         if not self.checkpointer.save_dir:  # a checkpointer that only loads
             return
-        outdated = []
+        path, outdated = self._path(name), []
         if self.max_to_keep is not None and kwargs.get("tag_last", True):  # else they may be the last
             outdated = [old for old in self.recent_checkpoints[: -self.max_to_keep] if old != path]
-        if trainer is not None:
-            trainer.emit("before_save", path)
 
         def saved(error: OSError | None) -> None:
             self._error = error
             gone = outdated if error is None else [path]
             self.recent_checkpoints = [kept for kept in self.recent_checkpoints if kept not in gone]
-            if error is not None:
-                return
-            self._saved_iter = kwargs.get("iteration", self._saved_iter)
-            logger.log(self._log_level, "Saved %s", shown_path(path))
-            if trainer is not None:
-                trainer.emit("after_save", path)
+            if error is None:
+                self._saved_iter = kwargs.get("iteration", self._saved_iter)
+                logger.log(self._log_level, "Saved %s", shown_path(path))
 
-        if "then" in signature(self.checkpointer.save).parameters:
-            self.checkpointer.save(name, then=saved, outdated=outdated, **kwargs)
-            return
-        self.checkpointer.save(name, **kwargs)  # a subclass written for fvcore has its own
-        saved(None)
-        for old in outdated:
-            self.checkpointer.remove(old)
+        save_with_events(self.trainer, self.checkpointer, name, saved, outdated=outdated, **kwargs)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.checkpointer.save_dir, f"{name}.pth")
@@ -267,7 +282,6 @@ class ExceptionCheckpointer(HookBase):
             logger.info("The state at the failure is not saved: it is not of a finished step, or takes all ranks")
             return
         path = os.path.join(self._checkpointer.save_dir, f"{self._file_name}.pth")
-        trainer.emit("before_save", path)
 
         def saved(error: OSError | None) -> None:
             if error is None:
@@ -277,7 +291,7 @@ class ExceptionCheckpointer(HookBase):
                     trainer.finished_iter,
                     path,
                 )
-                trainer.emit("after_save", path)
 
-        self._checkpointer.save(self._file_name, then=saved, tag_last=False, iteration=trainer.finished_iter)
+        options = {"tag_last": False, "iteration": trainer.finished_iter}
+        save_with_events(trainer, self._checkpointer, self._file_name, saved, **options)
         self._checkpointer.wait()
