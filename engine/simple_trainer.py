@@ -80,7 +80,7 @@ class SimpleTrainer(TrainerBase):
     loss_module: LossModule | None = None
     batch = KeptForHooks()
     outputs = KeptForHooks()
-    strategy: Strategy | None = None
+    strategy: Strategy = None  # type: ignore[assignment]  # until __init__, or add_missing_parts()
     inner_trainer: Any = None  # that a subclass has set as _trainer; its step is run
     async_write_metrics = False  # detectron2's; metrics never wait for the device
     _step_outputs: StepOutputs | None = None  # if a hook asks for them
@@ -95,9 +95,9 @@ class SimpleTrainer(TrainerBase):
 
     def __init__(
         self,
-        model: nn.Module | None = None,
-        data_loader: Iterable[Any] | None = None,
-        optimizer: "torch.optim.Optimizer | Sequence[Any] | Mapping[str, Any] | None" = None,
+        model: nn.Module = None,  # type: ignore[assignment]
+        data_loader: Iterable[Any] = (),
+        optimizer: "torch.optim.Optimizer | Sequence[Any] | Mapping[str, Any]" = None,  # type: ignore[assignment]
         gather_metric_period: int = 1,
         zero_grad_before_forward: bool = False,
         async_write_metrics: bool = False,
@@ -115,7 +115,7 @@ class SimpleTrainer(TrainerBase):
         strategy: Strategy | None = None,
     ) -> None:
         super().__init__()
-        if model is data_loader is optimizer is None:  # a subclass sets them: see add_missing_parts()
+        if model is optimizer is None:  # a subclass sets them: see add_missing_parts()
             return
         self._pending_rng: dict[str, Any] | None = None  # restored right before the next step
         model.train()

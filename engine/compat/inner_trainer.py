@@ -31,7 +31,7 @@ def set_inner(trainer: Any, inner: Any) -> None:
     if is_built and trainer.model is getattr(inner, "model", None):
         vars(inner).update({name: getattr(trainer, name) for name in _FROM_CONFIG})
         if trainer.data_loader is getattr(inner, "data_loader", None):
-            inner.batches = trainer.batches  # it may know the length of an epoch
+            vars(inner)["batches"] = trainer.batches  # it may know the length of an epoch
     vars(trainer).update({name: value for name, value in vars(inner).items() if name in _PARTS})
     if not is_built:
         trainer.add_missing_parts()
