@@ -7,7 +7,7 @@ from torch import nn
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import comm
 from hookline.engine.modeling import MLP, ConvNet, ModelAdapter, build_model, checkpoint_activations
-from hookline.engine.modeling.model_options import _to_sync_batchnorm
+from hookline.engine.modeling.model_options import apply_model_options
 
 
 class Dropping(nn.Module):
@@ -90,7 +90,7 @@ def test_several_processes_on_gpus_convert_all_batch_norms_and_keep_names(monkey
     assert not any(isinstance(module, nn.SyncBatchNorm) for module in plain.modules())
     names = list(plain.state_dict())
     monkeypatch.setattr(comm, "get_world_size", lambda: 2)
-    model = _to_sync_batchnorm(plain, torch.device("cuda"))
+    model = apply_model_options(cfg, plain, torch.device("cuda"))
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     assert len(norms) == 4
     assert all(isinstance(norm, nn.SyncBatchNorm) for norm in norms)

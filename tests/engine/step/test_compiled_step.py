@@ -11,8 +11,7 @@ from torch import nn
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import AMPTrainer, SimpleTrainer, check_config
 from hookline.engine.modeling import ModelAdapter
-from hookline.engine.solver import LRMultiplier
-from hookline.engine.solver.clipping import _clip
+from hookline.engine.solver import LRMultiplier, build_grad_clipper
 from hookline.hooks import CallbackHook, LRScheduler
 
 
@@ -81,7 +80,11 @@ def compare(steps=10, rtol=1e-4, atol=1e-5, prepare=lambda trainer: None, **kwar
     return compiled, graphs.count
 
 
-CLIP = partial(_clip, norm_type=2.0, with_norm=True)
+def clip(kind, limit):
+    cfg = get_cfg()
+    cfg.SOLVER.CLIP_GRADIENTS = {"ENABLED": True, "CLIP_TYPE": kind, "CLIP_VALUE": limit, "NORM_TYPE": 2.0}
+    cfg.LOG.GRAD_NORM = True
+    return build_grad_clipper(cfg)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +92,11 @@ CLIP = partial(_clip, norm_type=2.0, with_norm=True)
     [
         (  # as a config's
             lambda of: LRMultiplier(of, LinearParamScheduler(1.0, 0.0), 20),
-            {"optimizer": "SGD", "clip_gradients": partial(CLIP, kind="norm", limit=0.05)},
+            {"optimizer": "SGD", "clip_gradients": clip("norm", 0.05)},
         ),
         (  # rate and momentum
             lambda of: torch.optim.lr_scheduler.OneCycleLR(of, 0.1, total_steps=20),
-            {"optimizer": "momentum", "clip_gradients": partial(CLIP, kind="value", limit=0.01)},
+            {"optimizer": "momentum", "clip_gradients": clip("value", 0.01)},
         ),
         (
             lambda of: torch.optim.lr_scheduler.CosineAnnealingLR(of, 20),
