@@ -5,7 +5,7 @@ import inspect
 import logging
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import suppress
 from functools import reduce
 from operator import getitem
 from typing import Any
@@ -51,23 +51,20 @@ _OTHERS = {
 }
 """Other keys with an argument."""
 
-_SHOWN = {"early_stopping": '["EarlyStopping"]', "fast_dev_run": "1"}
-
 
 def unknown_argument(name: str, value: Any, arguments: Iterable[str], method: str = "Trainer") -> MismatchError:
     """Return the error of an argument that ``Trainer`` or its ``train`` does not have, with what means the same."""
     key = key_for(name)
     own = _OTHERS | {key: argument for argument, key in (_COMPONENTS | _KEYS).items()}
-    shown = repr(value) if type(value) in (int, float, str) else "..."
     if key == "--resume" or (key == "MODEL.WEIGHTS" and method == "train"):
-        hint = f": it is called resume, train(resume={shown})"
+        hint = f": it is called resume, train(resume={value!r})"
     elif key == "--num-gpus":
         hint = ": processes are started by torchrun, by launch(), or by --num-gpus of a command"
+    elif key == "SOLVER.MAX_ITER":
+        shown = f"{value}ep" if hint_of_epochs(name) else value
+        hint = f": it is called length, Trainer(..., length={shown!r})"
     elif key in own:
-        is_epochs = hint_of_epochs(name) and isinstance(value, int | float)
-        shown = repr(f"{value}ep") if is_epochs else _SHOWN.get(name, shown)
-        call = f"{own[key]}={shown}"
-        hint = f": it is called {own[key]}, {call if method == 'Trainer' else f'Trainer(..., {call})'}"
+        hint = f": it is called {own[key]}, Trainer(..., {own[key]}=...)"
     elif key:
         hint = f': it is a key, config={{"{key}": ...}}'
     else:
@@ -75,51 +72,46 @@ def unknown_argument(name: str, value: Any, arguments: Iterable[str], method: st
     return MismatchError(f"{method}() takes no argument '{name}'{hint}")
 
 
-def config_of_arguments(**given: Any) -> CfgNode:
-    """Return the config of a :class:`~hookline.engine.Trainer`, whose arguments these are.
+def config_of_arguments(**arguments: Any) -> CfgNode:
+    """Return the config of a :class:`~hookline.engine.Trainer` with these arguments.
 
     Raises:
         ConfigError: an argument is wrong.
     """
-    with _errors_of("config"):
-        cfg = _base(given["config"])
-    for argument, key in _COMPONENTS.items():
-        if (value := given[argument]) is not None:
-            with _errors_of(argument):
-                if isinstance(value, LRScheduler) and value.optimizer is not given["optimizer"]:
-                    raise ConfigError("it belongs to another optimizer; pass its class and arguments, or the optimizer")
-                _set_component(cfg, key, value, not inspect.isclass(value) if argument == "loss" else None)
-    with _errors_of("train_data"):
-        _set_train_data(cfg, given["train_data"], given["batch_size"])
-    if given["test_data"] is not None:
-        with _errors_of("test_data"):
-            cfg.DATASETS.TEST = test_entries(given["test_data"])
-    if given["optimizer"] is not None:
-        with _errors_of("optimizer"):
-            _set_optimizer(cfg, given["optimizer"], given["lr"])
-    if (metrics := given["metrics"]) is not None:
-        with _errors_of("metrics"):
-            by_name = isinstance(metrics, Mapping) and "NAME" not in metrics
-            cfg.TEST.METRICS = [_entry(one, name) for name, one in metrics.items()] if by_name else _entries(metrics)
-    elif cfg.DATASETS.TEST and not cfg.TEST.METRICS:
-        cfg.TEST.METRICS = ["Loss"]
-    if (hooks := given["hooks"]) is not None:
-        with _errors_of("hooks"):
-            cfg.HOOKS = [*cfg.HOOKS, *_entries(hooks)]
-    has_length = given["length"] is not None or cfg.SOLVER.MAX_ITER != get_cfg().SOLVER.MAX_ITER
-    if given["train_data"] is not None and not has_length:
+    with errors_at("Trainer(config=...)"):
+        cfg = _base(arguments["config"])
+    for argument, value in arguments.items():
+        if value is not None and argument != "config":
+            with errors_at(f"Trainer({argument}=...)"):
+                _set_argument(cfg, argument, value, arguments)
+    if not cfg.DATASETS.TRAIN:
+        cfg.DATASETS.TRAIN = [ObjectName(NoTrainData())]
+    elif arguments["length"] is None and cfg.SOLVER.MAX_ITER == get_cfg().SOLVER.MAX_ITER:
         raise ConfigError('length: is missing; give a number of epochs or iterations, such as "10ep" or 1000')
-    for argument, key in _KEYS.items():
-        if (value := given[argument]) is not None:
-            with _errors_of(argument):
-                value = float(value) if argument == "lr" else os.fspath(value) if argument == "output_dir" else value
-                _merge(cfg, {key: value})
+    if arguments["metrics"] is None and cfg.DATASETS.TEST and not cfg.TEST.METRICS:
+        cfg.TEST.METRICS = ["Loss"]
     return cfg
 
 
-def _errors_of(argument: str) -> AbstractContextManager[None]:
-    """Put the name of an argument of ``Trainer`` in front of the message of any error."""
-    return errors_at(f"Trainer({argument}=...)")
+def _set_argument(cfg: CfgNode, argument: str, value: Any, arguments: Mapping[str, Any]) -> None:
+    if argument == "train_data":
+        _set_train_data(cfg, value, arguments["batch_size"])
+    elif argument == "test_data":
+        cfg.DATASETS.TEST = test_entries(value)
+    elif argument == "optimizer":
+        _set_optimizer(cfg, value, arguments["lr"])
+    elif argument == "metrics":
+        by_name = isinstance(value, Mapping) and "NAME" not in value
+        cfg.TEST.METRICS = [_entry(one, name) for name, one in value.items()] if by_name else _entries(value)
+    elif argument == "hooks":
+        cfg.HOOKS = [*cfg.HOOKS, *_entries(value)]
+    elif argument in _COMPONENTS:
+        if isinstance(value, LRScheduler) and value.optimizer is not arguments["optimizer"]:
+            raise ConfigError("it belongs to another optimizer; pass its class and arguments, or the optimizer")
+        is_component = not inspect.isclass(value) if argument == "loss" else None
+        _set_component(cfg, _COMPONENTS[argument], value, is_component)
+    else:
+        cfg.merge_from_pairs([(_KEYS[argument], value)])
 
 
 def _base(config: Any) -> CfgNode:
@@ -131,29 +123,22 @@ def _base(config: Any) -> CfgNode:
     if isinstance(config, str | os.PathLike):
         cfg.merge_from_file(config)
     elif isinstance(config, Mapping) and not isinstance(config, CfgNode):
-        _merge(cfg, _with_objects(cfg, config))
+        cfg.merge_from_pairs(_with_objects(cfg, config).items())
     elif config is not None and not isinstance(config, CfgNode):
         raise ConfigError(f"expected a mapping of keys, a config or a YAML file, not a {type(config).__name__}")
     return cfg
 
 
-def _merge(cfg: CfgNode, keys: Mapping[str, Any]) -> None:
-    cfg.merge_from_pairs(keys.items())
-
-
 def _named(value: Any, is_component: bool | None = None) -> tuple[str, dict[str, Any]]:
     """Return name and arguments of a component: a name, ``{"NAME": ..., "ARGS": ...}``, or an object."""
     if isinstance(value, Mapping) and "NAME" in value:
-        name, args = value["NAME"], value.get("ARGS")
-        _, checked = component({**value, "NAME": name if isinstance(name, str) else ObjectName(name)})
-        return name if isinstance(name, str) else ObjectName(name), checked if args is not None else {}
+        name = value["NAME"]
+        return component({**value, "NAME": name if isinstance(name, str) else ObjectName(name)})
     if isinstance(value, str):
         return value, {}
     if isinstance(value, functools.partial) and not value.args and not is_component:
-        try:
+        with suppress(ConfigError):  # arguments that a config cannot hold
             return ObjectName(value.func), clean(value.keywords)
-        except ConfigError:  # arguments that a config cannot hold
-            pass
     return ObjectName(value, is_component), {}
 
 
@@ -162,17 +147,17 @@ def _set_component(cfg: CfgNode, key: str, value: Any, is_component: bool | None
     *section, last = key.split(".")
     node, default = reduce(getitem, section, cfg), reduce(getitem, section, _base(None))
     name, args = _named(value, is_component)
-    key_of_args = args_key(last) or ""
-    given, full_key = dict(node[key_of_args]), ".".join((*section, key_of_args))
-    if given and node[last] not in (default[last], name):
+    args_of = args_key(last)
+    of_config, full_key = dict(node[args_of]), f"{'.'.join(section)}.{args_of}"
+    if of_config and node[last] not in (default[last], name):
         logger.warning("%s is %s; %s of the config, and its arguments, are not used", key, name, node[last])
-        given = {}
-    if given and isinstance(name, ObjectName) and name.is_component:
+        of_config = {}
+    if of_config and isinstance(name, ObjectName) and name.is_component:
         raise ConfigError(f"an object is built already, and cannot take {full_key} of the config: pass its class")
-    if twice := [one for one in args if one in given]:
+    if twice := [one for one in args if one in of_config]:
         raise ConfigError(f"{twice[0]} is given here, and as {full_key}.{twice[0]} in the config: give one of them")
-    node[last], node[key_of_args] = name, CfgNode({**given, **args}, new_allowed=True)
-    return node[key_of_args]
+    node[last], node[args_of] = name, CfgNode({**of_config, **args}, new_allowed=True)
+    return node[args_of]
 
 
 def _with_objects(cfg: CfgNode, value: Any, key: str = "") -> Any:
@@ -184,10 +169,10 @@ def _with_objects(cfg: CfgNode, value: Any, key: str = "") -> Any:
         return items if isinstance(value, list) else tuple(items)
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    is_function = "COLLATE_FN" in key
+    name = ObjectName(value, False if "COLLATE_FN" in key else None)  # an object that makes batches is called, too
     if f"{key}.NAME" in dict(cfg.walk()):
-        return {"NAME": ObjectName(value, False if is_function else None)}
-    return ObjectName(value, False if is_function else None) if is_function or args_key(key.split(".")[-1]) else value
+        return {"NAME": name}
+    return name if "COLLATE_FN" in key or args_key(key.split(".")[-1]) else value
 
 
 def _entry(value: Any, own_name: str = "") -> str | dict[str, Any]:
@@ -223,10 +208,7 @@ def _rows(data: Any) -> Any:
 
 
 def _set_train_data(cfg: CfgNode, data: Any, batch_size: int | None) -> None:
-    if data is None:
-        if not cfg.DATASETS.TRAIN:
-            cfg.DATASETS.TRAIN = [ObjectName(NoTrainData())]
-        return
+    """Set ``DATASETS.TRAIN``, and the batch size if it is a loader's own."""
     if (isinstance(data, Mapping) and "NAME" not in data) or (
         isinstance(data, list) and data and all(isinstance(part, torch.Tensor | np.ndarray) for part in data)
     ):
@@ -257,4 +239,4 @@ def _set_optimizer(cfg: CfgNode, optimizer: Any, lr: float | None) -> None:
     if own is not None and lr is not None:
         raise ConfigError(f"lr is {lr}, but the optimizer has the learning rate {own}: give one of them")
     if own is not None:
-        _merge(cfg, {"SOLVER.BASE_LR": float(own)})
+        cfg.merge_from_pairs([("SOLVER.BASE_LR", own)])

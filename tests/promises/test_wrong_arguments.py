@@ -18,10 +18,10 @@ from hookline.hooks import HookBase
 
 X, Y = torch.zeros(32, 8), torch.arange(32) % 4
 PYTHON = [
-    ({"callbacks": []}, "Trainer() takes no argument 'callbacks': it is called hooks, hooks=..."),
-    ({"max_epochs": 3}, "Trainer() takes no argument 'max_epochs': it is called length, length='3ep'"),
-    ({"max_steps": 3}, "it is called length, length=3"),
-    ({"early_stopping": 3}, 'it is called hooks, hooks=["EarlyStopping"]'),
+    ({"callbacks": []}, "Trainer() takes no argument 'callbacks': it is called hooks, Trainer(..., hooks=...)"),
+    ({"max_epochs": 3}, "Trainer() takes no argument 'max_epochs': it is called length, Trainer(..., length='3ep')"),
+    ({"max_steps": 3}, "it is called length, Trainer(..., length=3)"),
+    ({"early_stopping": 3}, "it is called hooks, Trainer(..., hooks=...)"),
     ({"resume_from_checkpoint": "last"}, "it is called resume, train(resume='last')"),
     ({"devices": 1}, "processes are started by torchrun, by launch(), or by --num-gpus"),
     ({"val_data": 3}, "it is called test_data"),
