@@ -38,7 +38,8 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
         files: path and class of each sample.
 
     Raises:
-        ConfigError: a folder does not exist, holds no images or has other classes than ``like``; or Pillow is missing.
+        ConfigError: a folder holds no images or has other classes than ``like``; or Pillow is missing.
+        FileNotFoundError: there is no such folder.
     """
 
     def __init__(
@@ -90,8 +91,6 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
 
 
 def _folders(root: str) -> list[str]:
-    if not os.path.isdir(root):
-        raise ConfigError(f"root: there is no folder {root}")
     return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
 
 

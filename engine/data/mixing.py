@@ -38,8 +38,6 @@ class WeightedSampler(EpochSampler):
         self, dataset: Any, weights: str | Sequence[float] = "balanced", num_samples: int = 0, seed: int = 0
     ) -> None:
         super().__init__(len(dataset), True, seed)
-        if num_samples < 0:
-            raise ConfigError(f"{_ARGS}.num_samples: is {num_samples}, and must be at least 0")
         values: Any = weights
         if isinstance(weights, str):
             with errors_at(f"{_ARGS}.weights"):
@@ -130,10 +128,7 @@ class TokenBatchSampler(GlobalBatchSampler):
     """
 
     def __init__(self, lengths: Any, max_tokens: int, **options: Any) -> None:
-        try:
-            self._lengths = torch.as_tensor(lengths, dtype=torch.float64).ceil().long()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"DATALOADER.MAX_TOKENS: the lengths of the samples must be numbers: {error}") from error
+        self._lengths = torch.as_tensor(lengths, dtype=torch.float64).ceil().long()
         self._sizes = list[int]()
         ordered = self._lengths.sort(descending=True).values.tolist()
         if ordered[0] > max_tokens:

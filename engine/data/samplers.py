@@ -90,8 +90,6 @@ class LengthGroupedSampler(EpochSampler):
                 f"{found}: give the data set an attribute lengths"
             )
         self.lengths = torch.as_tensor(lengths)
-        if group < 1:
-            raise ConfigError("DATALOADER.SAMPLER_ARGS: group must be at least 1")
         self.batch_size = batch_size
         self.group = group
 
@@ -331,8 +329,6 @@ class GroupedBatchSampler(BatchSampler):
 def _categories(sample: Any) -> set[int]:
     """The categories of a sample: ids, or a dict with detectron2's annotations."""
     if isinstance(sample, Mapping):
-        if "annotations" not in sample:
-            raise ValueError(f"a sample's dict has no 'annotations', only {', '.join(map(str, sample))}")
         return {annotation["category_id"] for annotation in sample["annotations"]}
     return set(sample)
 

@@ -36,7 +36,7 @@ def test_the_folders_are_the_classes(folder):
 def test_wrong_arguments_name_the_data_set(folder, monkeypatch):
     monkeypatch.chdir(folder)
     for args, message in (
-        ({"root": "nowhere"}, "root: .*nowhere"),
+        ({"root": "nowhere"}, "No such file or directory: 'nowhere'"),
         ({"root": "train/cat"}, "root: .*train/cat"),
         ({"root": "train", "like": "test"}, "like: .*'cat'"),
         ({"root": "train", "transforms": ["RandomCrpo"]}, r"transforms\[0\]\.NAME: .*'RandomCrpo'"),

@@ -110,7 +110,7 @@ def test_repeat_factors_are_computed_from_annotations_and_categories():
     for given in (samples, [{0, 1}, {0}, ()]):
         factors = RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(given, 0.5)
         assert factors.tolist() == pytest.approx([1.5**0.5, 1, 1])  # sqrt(0.5 / (1 / 3))
-    with pytest.raises(ValueError, match="annotations"):
+    with pytest.raises(KeyError, match="annotations"):
         RepeatFactorTrainingSampler.repeat_factors_from_category_frequency([{"file_name": "a"}], 0.5)
 
 
