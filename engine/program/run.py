@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -125,7 +126,18 @@ def run_trainer(args: argparse.Namespace) -> Any:
 
 
 def _run_rank(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode) -> Any:
-    """One process of the run."""
+    """One process of the run. If it fails and has written nothing, no new folder is left."""
+    is_new = not os.path.lexists(cfg.OUTPUT_DIR)
+    try:
+        return _work(kind, args, cfg)
+    except BaseException:
+        if is_new and comm.is_main_process():
+            with suppress(OSError):  # it has files
+                os.rmdir(cfg.OUTPUT_DIR)
+        raise
+
+
+def _work(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode) -> Any:
     default_setup(cfg, args)
     if args.dry_run:
         return _dry_run(kind, args, cfg)
