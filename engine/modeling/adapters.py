@@ -142,13 +142,15 @@ class ModelAdapter:
         if output is None and call.step is not None:
             return {}
         losses = losses_of(output)
-        if getattr(unwrap_model(call.model), "_compiled_call_impl", None) is not None:
-            # A CUDA graph of torch.compile overwrites its outputs in the next step, and losses are read later.
-            losses = {name: one.clone() if isinstance(one, Tensor) else one for name, one in losses.items()}
         if len(losses) > 1 and ("loss" in losses or "total_loss" in losses):
             # A warning only: code written for detectron2 may mean the sum.
             self._log_once(logging.WARNING, counted_twice(losses))
-        return losses if terms is None else terms.added_to(losses)
+        if terms is not None:
+            losses = terms.added_to(losses)
+        if getattr(unwrap_model(call.model), "_compiled_call_impl", None) is not None:
+            # A CUDA graph of torch.compile overwrites its outputs in the next step, and losses are read later.
+            losses = {name: one.clone() if isinstance(one, Tensor) else one for name, one in losses.items()}
+        return losses
 
     def _apply_loss(self, predictions: Any, target: Any) -> Any:
         """Call ``loss`` with what :meth:`predictions` returned."""

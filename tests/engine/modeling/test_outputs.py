@@ -131,6 +131,17 @@ def test_a_compiled_model_stays_one_graph():
         model(torch.randn(10, 4), LABELS)
 
 
+def test_a_loss_beside_a_compiled_graph_counts_by_its_terms():
+    class TrainStep(nn.Linear):
+        def train_step(self, batch):
+            return F.cross_entropy(self(batch[0]), batch[1])
+
+    model, adapter = TrainStep(4, 3), ModelAdapter()
+    model.compile(backend="eager")
+    adapter.counts_terms = True
+    assert adapter.losses(model, (torch.randn(10, 4), LABELS))["num_terms"] == (LABELS >= 0).sum()
+
+
 def test_the_terms_of_labels_are_known_before_the_model_has_computed():
     losses = {**LOSSES, "nll": (nn.NLLLoss(WEIGHT, ignore_index=2), LABELS.clamp(min=0))}
     ahead = {name: count for name, one in losses.items() if (count := terms_ahead(*one)) is not None}
