@@ -201,7 +201,7 @@ class DefaultTrainer(SimpleTrainer):
         """Train from ``start_iter`` to ``max_iter``, and check TEST.EXPECTED_RESULTS.
 
         A second call continues where the first one stopped, as a resume does. Of a complete run nothing is left until
-        ``max_iter`` is raised: nothing is trained or written, and the result is that of the complete run.
+        ``max_iter`` is raised: nothing is trained, no file changes, and the result is that of the complete run.
 
         Returns:
             How the run ended.
@@ -215,7 +215,6 @@ class DefaultTrainer(SimpleTrainer):
         if 0 <= self.finished_iter < self.iter:  # not the first train(); a resume leaves iter == finished_iter
             self.start_iter = self.finished_iter + 1
         if self.run_complete and self.finished_iter + 1 >= self.max_iter:
-            self._take_folder(trains=False)
             done, key = self.finished_iter + 1, self._length_key
             logger.info("Nothing to train: the run is complete, with %d iterations. To continue, raise %s", done, key)
             metrics = {name: value for name, (value, _) in self.storage.latest().items()}
@@ -253,7 +252,7 @@ class DefaultTrainer(SimpleTrainer):
             self._run_ended()
             raise
 
-    def _take_folder(self, trains: bool = True) -> None:
+    def _take_folder(self) -> None:
         if self.current_run is None:  # a subclass that does not call __init__
             self.current_run = Run.take(self.cfg)
         if (run := self.current_run) is None:
@@ -263,9 +262,8 @@ class DefaultTrainer(SimpleTrainer):
             check_ignored(run.args, "resume")
         run.check_options(self._resume)
         again = run.begun
-        run.begin(self._resume, trains)
-        if trains:
-            log_start(self, again)
+        run.begin(self._resume)
+        log_start(self, again)
 
     def _run_ended(self) -> None:
         self._pending_rng = capture_rng()

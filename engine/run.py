@@ -297,13 +297,12 @@ class Run:
             check_ignored(self.args, "resume")
         check_processes(self.args)
 
-    def begin(self, resume: bool | str | None = None, trains: bool = True) -> None:
+    def begin(self, resume: bool | str | None = None) -> None:
         """Take the folder, write config.yaml and open the log.
 
         Args:
             resume: whether the run in OUTPUT_DIR is resumed, or the path of a checkpoint that is; None if default_setup
                 knows.
-            trains: False if there is nothing left to train; then config.yaml stays as it is.
 
         Raises:
             ConfigError: another run uses the folder, or it cannot be written. Nothing in it has changed.
@@ -314,7 +313,7 @@ class Run:
             self._resume = resume
         if self.kind == "train" and (not self._resume or isinstance(self._resume, str)):
             check_restarts()
-        comm.on_main_process(lambda: self._begin_on_main_process(trains))
+        comm.on_main_process(self._begin_on_main_process)
         if not comm.is_main_process():
             open_logs(self.path, comm.get_rank(), self._held)
         self._held, self.begun = None, True
@@ -325,21 +324,21 @@ class Run:
             self._last_checkpoint = self._read("last_checkpoint")
             self._lock.release()
 
-    def _begin_on_main_process(self, trains: bool) -> None:
+    def _begin_on_main_process(self) -> None:
         try:
             if self.kind == "inference":
                 open_logs(self.path, 0, self._held)
             else:
                 self._lock.acquire()
                 try:
-                    self._take_folder(trains)
+                    self._take_folder()
                 except BaseException:
                     self._lock.release()
                     raise
         except OSError as error:
             raise self._not_writable(error) from error
 
-    def _take_folder(self, trains: bool) -> None:
+    def _take_folder(self) -> None:
         here, last = bool(self._resume), ""
         if isinstance(self._resume, str) and not self.begun:
             folder, last = os.path.split(os.path.realpath(named_checkpoint(self._resume, self.path)))
@@ -353,10 +352,10 @@ class Run:
             recover(self.path)
             self.moved = "" if here else move_run(self.path)
         open_logs(self.path, 0, self._held)
-        if self.moved and not self.begun:
-            logger.info("The earlier run in %s is now in %s", self.path, self.moved)
-        if self.begun or not trains:
+        if self.begun:
             return
+        if self.moved:
+            logger.info("The earlier run in %s is now in %s", self.path, self.moved)
         if here and last:  # from here on the later ones are of a run that was given up
             replace_text(os.path.join(self.path, "last_checkpoint"), last)
         self._write_config()

@@ -420,7 +420,7 @@ class SimpleTrainer(TrainerBase):
 
     @property
     def device_type(self) -> str:
-        """ "cpu" or "cuda": where the model computes."""
+        """The type of the device that the model computes on, such as "cuda"."""
         if self.device is not None:
             return self.device.type
         parameter = next(self.model.parameters(), None)
