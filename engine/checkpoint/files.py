@@ -317,21 +317,21 @@ class Writer:
         self._thread: ThreadPoolExecutor | None = None
         self._pending: tuple[Future[CheckpointError | None], OnSaved | None] | None = None
 
-    def _start_write(self, path: str, state: Any, write: Callable[..., Any], then: OnSaved | None) -> None:
-        """Call ``write(state=state)``, which writes ``path``, see :func:`write_twice`; then call ``then``.
+    def _start_write(self, path: str, state: Any, write: Callable[[Any], Any], then: OnSaved | None) -> None:
+        """Call ``write(state)``, which writes ``path``, see :func:`write_twice`; then call ``then``.
 
         Raises:
             CheckpointError: the write failed; ``then`` was called.
         """
         if not self.asynchronous:
-            self._report(write_twice(path, partial(write, state=state)), then)
+            self._report(write_twice(path, partial(write, state)), then)
             return
         state, copied = copy_to_host(state)
 
         def write_copy() -> None:
             for event in copied:
                 event.synchronize()
-            write(state=state)
+            write(state)
 
         self._thread = self._thread or ThreadPoolExecutor(1, "hookline-checkpoint")
         self._pending = self._thread.submit(write_twice, path, write_copy), then
