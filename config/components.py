@@ -2,13 +2,13 @@
 
 A component is a pair of keys such as ``NAME``/``ARGS`` or ``LR_SCHEDULER_NAME``/``LR_SCHEDULER_ARGS``. In a list it is
 the name alone, or ``{NAME: ..., ARGS: {...}}``. Test sets and metrics also take ``AS``, the name of their results;
-training sets ``RATIO``, their part of the samples.
-A :class:`ComponentKey` is a place of the config that names components.
+training sets ``RATIO``, their share of the samples.
+A :class:`ComponentKey` is a key of the config that names components.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import getitem
@@ -32,16 +32,13 @@ __all__ = [
     "named_components",
 ]
 
-# Keys that some components have beside NAME and ARGS.
-_MORE = {"AS": "test sets and metrics", "RATIO": "training sets"}
 
-
-def component(entry: Any) -> tuple[str, dict[str, Any]]:
+def component(entry: Any, more: Collection[str] = ("AS", "RATIO")) -> tuple[str, dict[str, Any]]:
     """Split an entry of a list of components into name and arguments.
 
     Args:
-        entry: a name, or a mapping ``{NAME: name, ARGS: mapping}`` whose ``ARGS`` may be missing or None. ``AS`` and
-            ``RATIO`` are left out.
+        entry: a name, or a mapping ``{NAME: name, ARGS: mapping}`` whose ``ARGS`` may be missing or None.
+        more: keys that the mapping may have, too. They are left out.
 
     Returns:
         The name and the arguments (a new dict).
@@ -52,10 +49,10 @@ def component(entry: Any) -> tuple[str, dict[str, Any]]:
     if isinstance(entry, str):
         name, args = entry, None
     elif isinstance(entry, Mapping):
+        keys = ("NAME", "ARGS", *more)
         for key in entry:
-            if key not in ("NAME", "ARGS", *_MORE):
-                hint = suggest(str(key), ("NAME", "ARGS"))
-                raise ConfigError(f"a component has the keys NAME and ARGS, not '{key}'{hint}")
+            if key not in keys:
+                raise ConfigError(f"a component here has the keys {', '.join(keys)}, not '{key}'{suggest(key, keys)}")
         if "NAME" not in entry:
             raise ConfigError(f"the component {dict(entry)!r} has no NAME")
         name, args = entry["NAME"], entry.get("ARGS")
@@ -73,12 +70,12 @@ def name_of(entry: Any) -> str:
     return (entry.get("AS") if isinstance(entry, Mapping) else None) or component(entry)[0]
 
 
-def components(value: Any, more: str = "") -> None:
+def components(value: Any, more: Collection[str] = ()) -> None:
     """Validate a list of components, for :class:`~hookline.config.Typed` keys such as ``HOOKS``.
 
     Args:
         value: the list or tuple.
-        more: a key beside ``NAME`` and ``ARGS`` that the components may have: "AS", a name of their own, or "RATIO".
+        more: keys beside ``NAME`` and ``ARGS`` that the components may have: "AS", a name of their own; "RATIO".
 
     Raises:
         ConfigError: it is not a list or tuple, or an entry is not a component; the message gives its index.
@@ -88,32 +85,28 @@ def components(value: Any, more: str = "") -> None:
         raise ConfigError(f"expected a list of components, got {value!r}; write {hint}")
     for index, entry in enumerate(value):
         try:
-            component(entry)
+            component(entry, more)
             if isinstance(entry, Mapping):
-                _check_more(entry, more)
+                _check_more(entry.get("AS", "_"), entry.get("RATIO", 1))
         except ConfigError as error:
             raise ConfigError(f"entry {index}: {error}") from None
 
 
-named_components = partial(components, more="AS")
+named_components = partial(components, more=("AS",))
 """As :func:`components`, for components that may have a name of their own."""
 
-mixed_components = partial(components, more="RATIO")
+mixed_components = partial(components, more=("RATIO",))
 """As :func:`components`, for data sets that may be mixed by ``RATIO``."""
 
 
-def _check_more(entry: Mapping[str, Any], more: str) -> None:
-    for key, where in _MORE.items():
-        if key in entry and key != more:
-            raise ConfigError(f"{key} is for {where} only")
-    name, ratio = entry.get("AS", "_"), entry.get("RATIO", 1)
+def _check_more(name: Any, ratio: Any) -> None:
     if not isinstance(name, str) or not name.isprintable() or not re.fullmatch(r"\w([^/\\]*[^/\\ ])?", name):
         raise ConfigError(f"AS begins with a letter and names files, so it has no '/', not {name!r}")
     if isinstance(ratio, bool) or not isinstance(ratio, float | int) or not 0 < ratio < float("inf"):
         raise ConfigError(f"RATIO is a number above 0, not {ratio!r}")
 
 
-# ---------------------------------------------------------------------- places of the config
+# ---------------------------------------------------------------------- keys of the config
 
 
 @dataclass(frozen=True)
@@ -171,23 +164,15 @@ class ComponentKey:
         """Build the component, or the list of components.
 
         Raises:
-            ConfigError: see :meth:`Registry.build`; or a constructor in a list of components raised an error. That of a
-                single component is raised as it is.
+            ConfigError: see :meth:`Registry.build`; or a constructor raised an error.
         """
         if "cfg" in self.offers:
             offered["cfg"] = cfg
-        one = args_key(self.key.rpartition(".")[2])
         built = []
         for name, args, key in self.entries(cfg):
-            with nullcontext() if one else errors_at(f"{key.removesuffix('.ARGS')} ({name})"):
+            with errors_at(f"{key.removesuffix('.ARGS')} ({name})"):
                 built.append(self.registry.build(name, args, positional=positional, offered=offered, key=key))
-        return built[0] if one else built
-
-    def try_build(self, cfg: Any, *positional: Any, **offered: Any) -> Any:
-        """Build the component of a name. Errors of its constructor become :class:`ConfigError` with the key."""
-        ((name, _, key),) = self.entries(cfg)
-        with errors_at(f"{key} of {name}"):
-            return self.build(cfg, *positional, **offered)
+        return built[0] if args_key(self.key.rpartition(".")[2]) else built
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def bind(
     key: str,
     label: str,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Check the names of a call's arguments without making it. Their types are the target's to check.
+    """Check the names of a call's arguments, and values of a ``Literal``, without making it.
 
     Args:
         target: a class or callable.
@@ -67,7 +67,7 @@ def bind(
         for a parameter that is a tensor become one.
 
     Raises:
-        ConfigError: an argument is unknown or missing; the message has its full key.
+        ConfigError: an argument is unknown or missing, or none of a ``Literal``; the message has its full key.
     """
     prefix, offered = f"{key}." if key else "", offered or {}
     offers_cfg = "cfg" in offered and "cfg" not in args
@@ -83,7 +83,7 @@ def bind(
         if name in given:
             raise ConfigError(f"{prefix}{name}: {label} already receives '{name}'")
         if name in by_name:
-            keywords[name] = _as_tensor(keywords[name], by_name[name].annotation)
+            keywords[name] = _fitted(keywords[name], by_name[name].annotation, f"{prefix}{name}")
         elif not taken.any_keyword:
             hint = suggest(str(name), by_name) or "."
             choices = ", ".join(one for one in by_name if one not in offered)
@@ -103,13 +103,20 @@ def _copied(value: Any) -> Any:
     return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
 
 
-def _as_tensor(value: Any, annotation: Any) -> Any:
-    """Return numbers as a tensor if the parameter is one: ``weight: [1, 2]`` of CrossEntropyLoss."""
-    members = {getattr(one, "__name__", "") for one in typing.get_args(annotation) or (annotation,)}
-    if members - {"NoneType"} != {"Tensor"} or type(value) not in (int, float, list, tuple):
+def _fitted(value: Any, annotation: Any, key: str) -> Any:
+    """Check the value of a parameter that is a ``Literal``; if it is a tensor, return numbers as one.
+
+    CrossEntropyLoss takes ``weight: [1, 2]``.
+    """
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    members = [one for one in typing.get_args(annotation) if one is not type(None)] if is_union else [annotation]
+    if value is None or len(members) != 1:
         return value
-    torch = sys.modules["torch"]
-    return torch.tensor(value, dtype=torch.get_default_dtype())
+    if typing.get_origin(members[0]) is typing.Literal and value not in (choices := typing.get_args(members[0])):
+        raise ConfigError(f"{key}: {value!r} is not one of {', '.join(map(repr, choices))}")
+    is_tensor = getattr(members[0], "__name__", "") == "Tensor" and type(value) in (int, float, list, tuple)
+    torch = sys.modules.get("torch")
+    return torch.tensor(value, dtype=torch.get_default_dtype()) if is_tensor and torch else value
 
 
 def is_function_of_two(target: Any, args: Mapping[str, Any]) -> bool:

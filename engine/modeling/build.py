@@ -117,7 +117,7 @@ def build_model(cfg: CfgNode) -> nn.Module:
             'MODEL.NAME is empty: set it to a registered model such as "MLP", or to "package.module:Class"'
         )
     device = resolve_device(cfg.MODEL.DEVICE)
-    model: nn.Module = MODEL_KEY.try_build(cfg)
+    model: nn.Module = MODEL_KEY.build(cfg)
     if comm.get_world_size() == 1 or not build_strategy(cfg).shards_weights:
         model = model.to(device)
     wanted = cfg.MODEL
@@ -130,7 +130,7 @@ def build_loss(cfg: CfgNode) -> nn.Module | None:
     """Build the loss of ``cfg.MODEL.LOSS`` on ``cfg.MODEL.DEVICE``; None if the model computes its own losses."""
     if not cfg.MODEL.LOSS.NAME:
         return None
-    loss = LOSS_KEY.try_build(cfg)
+    loss = LOSS_KEY.build(cfg)
     return loss.to(resolve_device(cfg.MODEL.DEVICE)) if isinstance(loss, nn.Module) else loss
 
 

@@ -226,4 +226,4 @@ def check_parallel(cfg: CfgNode) -> None:
     cls = STRATEGY_REGISTRY.get(cfg.PARALLEL.NAME, STRATEGY_KEY.key)
     STRATEGY_KEY.check(cfg)
     if isinstance(cls, type) and cls.__module__.startswith("hookline."):
-        STRATEGY_KEY.try_build(cfg)
+        STRATEGY_KEY.build(cfg)

@@ -96,7 +96,7 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer | OptimizerList) -> An
     if component_key is SCHEDULER_KEY:
         metric, best = plateau_metric(cfg), cfg.CHECKPOINT.BEST
         mode = {"mode": mode_of_result(cfg, metric, best.MODE if metric == best.METRIC else "auto")} if metric else {}
-        schedule = component_key.try_build(cfg, optimizer, **mode)
+        schedule = component_key.build(cfg, optimizer, **mode)
     else:
         schedule = component_key.build(cfg)
         if not isinstance(schedule, ParamScheduler):

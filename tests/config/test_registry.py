@@ -1,5 +1,5 @@
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -200,6 +200,16 @@ def test_numbers_become_a_tensor_where_the_signature_says_tensor(registry):
     assert torch.equal(weight, torch.tensor([1.0, 2.0]))
     assert bins == [0.5]  # a list is what the signature allows
     assert registry.build("weighted", {"weight": 3})[0].item() == 3
+
+
+def test_a_value_that_is_none_of_a_literals_is_an_error(registry):
+    @registry.register()
+    def chosen(mode: Literal["max", "min"] | None = None) -> Any:
+        return mode
+
+    assert [registry.build("chosen", {"mode": mode}) for mode in ("max", None)] == ["max", None]
+    with pytest.raises(ConfigError, match=r"^MODEL\.ARGS\.mode: 'mx' is not one of 'max', 'min'"):
+        registry.check("chosen", {"mode": "mx"}, key="MODEL.ARGS")
 
 
 def test_nodes_are_passed_as_dicts(registry):

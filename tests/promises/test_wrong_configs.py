@@ -45,7 +45,7 @@ MODEL = [
     ("MODEL: {NAME: 'wrong_parts:a_string'}", "MODEL.NAME: 'wrong_parts:a_string' cannot be the model: it returned an"),
     ("MODEL: {NAME: 'wrong_parts:number'}", "it is of type int, not a class or a function"),
     ("MODEL: {ARGS: {hiden: [3]}}", "MODEL.ARGS.hiden: MLP takes no argument 'hiden'; did you mean 'hidden'?"),
-    ("MODEL: {ARGS: {num_classes: four}}", "MODEL.ARGS of MLP: TypeError: '<' not supported between"),
+    ("MODEL: {ARGS: {num_classes: four}}", "MODEL (MLP): TypeError: '<' not supported between"),
     ("MODEL: {NAME: 'wrong_parts:NeedsArgument'}", "MODEL.ARGS.width: NeedsArgument needs the argument 'width'"),
     ("MODEL: {NAME: 'wrong_parts:FailsToBuild'}", "ValueError: width must be even, not 7 (wrong_parts.py:"),
     ("MODEL: {NAME: 'wrong_parts:Frozen'}", "MODEL.NAME: Frozen has no parameter that requires a gradient"),
@@ -94,7 +94,7 @@ SOLVER = [
 HOOKS = [
     ("HOOKS: [EarlyStoping]", "HOOKS[0].NAME: unknown hook 'EarlyStoping'; did you mean 'EarlyStopping'?"),
     ("HOOKS: {EMA: {decay: 0.9}}", "expected a list of components, got {'EMA': {'decay': 0.9}}; write [{NAME: ..., AR"),
-    ("HOOKS: [{NAM: EMA}]", "a component has the keys NAME and ARGS, not 'NAM'; did you mean 'NAME'?"),
+    ("HOOKS: [{NAM: EMA}]", "a component here has the keys NAME, ARGS, not 'NAM'; did you mean 'NAME'?"),
     ("HOOKS: [{NAME: EMA, ARGS: {deacy: 1}}]", "EMA takes no argument 'deacy'; did you mean 'decay'?"),
     ("HOOKS: [{NAME: EMA, ARGS: {decay: 2.0}}]", "HOOKS[0] (EMA): EMA: decay must be at least 0 and less than 1"),
     ("HOOKS: [{NAME: EvalHook, ARGS: {period: 3}}]", "HOOKS[0].ARGS.period: EvalHook takes no argument"),

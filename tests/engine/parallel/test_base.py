@@ -33,7 +33,6 @@ def test_in_a_single_process_nothing_is_wrapped(make):
         ("dpd", {}, r"PARALLEL\.NAME"),
         ("auto", {"compresion": "bf16"}, r"PARALLEL\.ARGS\.compresion"),
         ("ddp", {"compression": "int8"}, r"PARALLEL\.ARGS\.compression"),
-        ("ddp", {"bucket_cap_mb": "many"}, r"PARALLEL\.ARGS\.bucket_cap_mb"),
         ("fsdp2", {"param_dtype": "bf16"}, r"PARALLEL\.ARGS\.param_dtype"),
         ("fsdp2", {"init": "gpu"}, r"PARALLEL\.ARGS\.init"),
         ("mesh", {"replicate": -1, "shard": -1}, "one can be -1"),
