@@ -166,9 +166,8 @@ class NonFinitePolicy:
             if bad and of_scaler:
                 self._count(iteration, f"gradients are NaN or infinite at iteration {iteration}")
             elif bad:
-                self._apply(
-                    trainer, iteration, f"a loss or a gradient is NaN or infinite at iteration {iteration}", True
-                )
+                text = f"a loss or a gradient is NaN or infinite at iteration {iteration}"
+                self._apply(trainer, iteration, text, late=True)
             elif iteration != self._counted and (of_scaler or trainer.grad_scaler is None):
                 self.in_a_row = 0
 
@@ -184,13 +183,13 @@ class NonFinitePolicy:
         Raises:
             FloatingPointError: weights or buffers are not finite; the message names the first.
         """
-        weights = {
-            name: _part(p) for name, p in _named_parameters(trainer).items() if p.requires_grad and not is_lazy(p)
-        }
-        named = unwrap_model(trainer.model).named_buffers()
-        buffers = {name: part for name, one in named if not is_lazy(one) and _has_fractions(part := _part(one))}
+        trained = {name: one for name, one in _named_parameters(trainer).items() if one.requires_grad}
+        weights = {name: _part(one) for name, one in trained.items() if not is_lazy(one)}
+        buffers = {name: _part(one) for name, one in unwrap_model(trainer.model).named_buffers() if not is_lazy(one)}
+        both = [*weights.values(), *buffers.values()]
+        norm = nn.utils.get_total_norm([part for part in both if part.is_floating_point() or part.is_complex()])
         bad: list[str] = []
-        if not nn.utils.get_total_norm([*weights.values(), *buffers.values()]).isfinite():  # or it has overflowed
+        if not norm.isfinite():  # the norm of finite values can overflow
             bad = [name for name, part in weights.items() if not part.isfinite().all()]
             bad += [f"the buffer {name}" for name, part in buffers.items() if part.isnan().any()]
         if all_ranks and self._exchanges:
@@ -311,10 +310,6 @@ def _part(tensor: Any) -> torch.Tensor:
     """Return this rank's part of a sharded tensor, and the values of a sparse one."""
     part = local_part(tensor).detach()
     return part._values() if part.is_sparse else part
-
-
-def _has_fractions(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _named_parameters(trainer: Any) -> dict[str, nn.Parameter]:
