@@ -183,7 +183,10 @@ def test_a_deleted_trainer_is_freed_at_once(make):
 # ---------------------------------------------------------------------------- a second train()
 
 
-@pytest.mark.parametrize(("how", "iteration", "workers"), [("signal", 13, 1), ("request", 9, 0), ("deadline", 4, 0)])
+@pytest.mark.parametrize(
+    ("how", "iteration", "workers"),
+    [pytest.param("signal", 13, 1, marks=pytest.mark.slow), ("request", 9, 0), ("deadline", 4, 0)],
+)
 def test_a_second_train_after_a_stop_continues_exactly(make, how, iteration, workers):
     arguments = ["DATASETS.TRAIN", ["noisy_points"], "DATALOADER.NUM_WORKERS", workers, "LOG.PERIOD", 4]
     whole = make(*arguments, folder="whole")

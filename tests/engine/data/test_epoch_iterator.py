@@ -192,7 +192,13 @@ def run(folder, data, before_epoch, kill=-1, resume=False, **keys):
 
 
 @pytest.mark.parametrize(
-    ("workers", "keys"), [(0, {}), (2, {}), (2, {"SAMPLER_TRAIN": "TrainingSampler"}), (0, {"DROP_LAST": True})]
+    ("workers", "keys"),
+    [
+        (0, {}),
+        (2, {}),
+        pytest.param(2, {"SAMPLER_TRAIN": "TrainingSampler"}, marks=pytest.mark.slow),
+        pytest.param(0, {"DROP_LAST": True}, marks=pytest.mark.slow),
+    ],
 )
 def test_what_before_epoch_changes_in_the_data_set_is_read_also_by_workers_and_after_a_resume(workers, keys, tmp_path):
     def change(trainer):

@@ -204,7 +204,7 @@ LOADERS = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", LOADERS)
 def test_samples_are_collated_in_micro_batches_of_known_size(name, workers):
     loader = LOADERS[name](workers)

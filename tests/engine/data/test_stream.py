@@ -111,7 +111,7 @@ def _scrambled():
     torch.seed()
 
 
-@pytest.mark.parametrize("source", [Plain, Seeking, Remembering])
+@pytest.mark.parametrize("source", [Plain, Seeking, pytest.param(Remembering, marks=pytest.mark.slow)])
 def test_batches_do_not_depend_on_workers_ranks_and_kills(source):
     whole = read(EpochIterator(make_loader(sharded(source))), 13)
     assert sorted(row[0] % 100 for batch in whole[:6] for row in batch) == list(range(SIZE))
@@ -202,7 +202,10 @@ def test_ranks_that_might_end_at_different_steps_need_a_length(monkeypatch):
     build_train_loader(make_cfg("one_stream"))
 
 
-@pytest.mark.parametrize(("killed_after", "workers"), [(2, 2), (6, 2), (3, 3), (3, 0)])
+@pytest.mark.parametrize(
+    ("killed_after", "workers"),
+    [(2, 2), (3, 0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((6, 2), (3, 3)))],
+)
 def test_a_set_that_splits_itself_is_resumed_with_the_same_workers(killed_after, workers, log):
     killed, same = (EpochIterator(build_train_loader(make_cfg("OwnShards", NUM_WORKERS=2))) for _ in range(2))
     other = EpochIterator(build_train_loader(make_cfg("OwnShards", NUM_WORKERS=workers)))

@@ -106,6 +106,7 @@ def test_one_changed_sample_is_named_and_no_file_changes(run, tmp_path, capsys):
     assert (content(run), content(tmp_path)) == before
 
 
+@pytest.mark.slow
 def test_a_difference_that_the_replays_do_not_have(run, tmp_path, capsys):
     train(tmp_path)
     rows = (tmp_path / "metrics.json").read_text().splitlines()

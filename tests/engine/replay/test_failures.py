@@ -90,12 +90,15 @@ NAMED = f"  {BAD}  image_{BAD}.png  4 values of its input are NaN or infinite"
 IN_ONE_PROCESS = {"DATALOADER": {"NUM_WORKERS": 0}}
 
 
+SLOW, NET = pytest.mark.slow, {"NAME": f"{__name__}:Net", "ARGS": {}}
+
+
 @pytest.mark.parametrize(
     ("bad", "options", "error", "sign"),
     [
         ("infinite", {}, FloatingPointError, NAMED),
-        ("unreadable", IN_ONE_PROCESS, ValueError, f"while reading sample {BAD} of Cropped"),
-        ("infinite", {"MODEL": {"NAME": f"{__name__}:Net", "ARGS": {}}, **IN_ONE_PROCESS}, RuntimeError, NAMED),
+        pytest.param("unreadable", IN_ONE_PROCESS, ValueError, f"while reading sample {BAD} of Cropped", marks=SLOW),
+        pytest.param("infinite", {"MODEL": NET, **IN_ONE_PROCESS}, RuntimeError, NAMED, marks=SLOW),
     ],
     ids=["nan", "loader", "model"],
 )

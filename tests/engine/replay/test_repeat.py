@@ -38,6 +38,10 @@ def content(folder):
     }
 
 
+def slow(*options):
+    return pytest.param(options, marks=pytest.mark.slow)
+
+
 def rows_of(folder):
     return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
 
@@ -47,10 +51,10 @@ def rows_of(folder):
     [
         JITTERED,
         ("SOLVER.ACCUMULATION_STEPS", 2, "HOOKS", [{"NAME": "EMA", "ARGS": {"decay": 0.9}}]),
-        ("SOLVER.AMP.ENABLED", True, "SOLVER.AMP.DTYPE", "bfloat16", "CHECKPOINT.MAX_TO_KEEP", 1),
-        (*ENDLESS, 0),
-        (*ENDLESS, 3),
-        ("SOLVER.COMPILE_STEP", True, "SOLVER.COMPILE_STEP_ARGS", {"backend": "eager"}),
+        slow("SOLVER.AMP.ENABLED", True, "SOLVER.AMP.DTYPE", "bfloat16", "CHECKPOINT.MAX_TO_KEEP", 1),
+        slow(*ENDLESS, 0),
+        slow(*ENDLESS, 3),
+        slow("SOLVER.COMPILE_STEP", True, "SOLVER.COMPILE_STEP_ARGS", {"backend": "eager"}),
     ],
     ids=["augmentation", "accumulation-ema", "bfloat16", "endless", "endless-limited", "compiled"],
 )

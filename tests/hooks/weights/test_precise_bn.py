@@ -85,7 +85,7 @@ def make(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("sampler", ["EpochSampler", "TrainingSampler"])
+@pytest.mark.parametrize("sampler", ["EpochSampler", pytest.param("TrainingSampler", marks=pytest.mark.slow)])
 def test_training_is_not_affected_and_a_resumed_run_is_equal_to_the_bit(make, tmp_path, sampler):
     make = partial(make, "DATALOADER.SAMPLER_TRAIN", sampler)
 

@@ -8,8 +8,6 @@ from small_runs import config_trainer, kill_at
 
 from hookline.hooks import CallbackHook
 
-mlflow = pytest.importorskip("mlflow")
-
 RUN = (
     *("LOG.PERIOD", 4, "LOG.PROGRESS_BAR", False, "SOLVER.MAX_ITER", 10, "SOLVER.CHECKPOINT_PERIOD", 3),
     *("TEST.EVAL_PERIOD", 5, "CHECKPOINT.BEST.METRIC", "synthetic/accuracy"),
@@ -17,7 +15,12 @@ RUN = (
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
+def mlflow():
+    return pytest.importorskip("mlflow")  # here, since it takes two seconds
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch, mlflow):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions prefer a database
     yield (tmp_path / "mlruns").as_uri()
     mlflow.set_tracking_uri(None)
@@ -32,7 +35,9 @@ class Found:
     """The only run of the experiment "demo"."""
 
     def __init__(self, store):
-        self.client = mlflow.MlflowClient(store)
+        from mlflow import MlflowClient
+
+        self.client = MlflowClient(store)
         experiment = self.client.get_experiment_by_name("demo")
         [self.run] = self.client.search_runs([experiment.experiment_id])
         self.id, self.status = self.run.info.run_id, self.run.info.status
@@ -52,7 +57,7 @@ def media(trainer):
         trainer.storage.put_scalar("[metric]own", 1.0)  # a name with characters that MLflow refuses
 
 
-def test_a_run_has_parameters_metrics_and_media_and_a_resume_continues_it(tmp_path, store):
+def test_a_run_has_parameters_metrics_and_media_and_a_resume_continues_it(tmp_path, store, mlflow):
     trainer = config_trainer(tmp_path / "digits", *RUN, *writers(store, tags={"team": "vision"}))
     trainer.register_hooks([CallbackHook(after_step=media)])
     kill_at(trainer, 8)
@@ -73,7 +78,7 @@ def test_a_run_has_parameters_metrics_and_media_and_a_resume_continues_it(tmp_pa
     assert mlflow.active_run() is None
 
 
-def test_an_active_run_is_used_and_not_ended_and_own_calls_go_to_it(tmp_path, store):
+def test_an_active_run_is_used_and_not_ended_and_own_calls_go_to_it(tmp_path, store, mlflow):
     def own(trainer):
         mlflow.log_metric("own", 1.0, step=trainer.iter)
         if trainer.iter == 5:
