@@ -151,7 +151,7 @@ def test_without_test_sets_the_best_can_be_chosen_by_the_loss(make):
     assert not any(name.startswith("synthetic") for row in rows(trainer) for name in row)
 
 
-def test_with_a_period_of_an_epoch_the_mean_of_the_epoch_is_written_also_after_a_resume(make):
+def test_the_mean_of_an_epoch_is_written_also_after_a_resume(make):
     def run(folder, period, **options):
         trainer = make("LOG.PERIOD", period, "CHECKPOINT.BEST.METRIC", "", folder=folder, **options)
         trainer.train()
@@ -302,7 +302,7 @@ class SetsItsConfig(DefaultTrainer):
 
 
 @pytest.mark.parametrize("schedule", ["WarmupCosineLR", "torch.optim.lr_scheduler:StepLR"])
-def test_a_trainer_that_sets_the_config_it_got_trains_is_extended_and_resumed_as_without(make, log, schedule):
+def test_a_trainer_that_sets_the_config_it_got_is_extended_and_resumed(make, log, schedule):
     def rates(cls, folder):
         arguments = {} if schedule == "WarmupCosineLR" else {"step_size": 4}
         keys = ("SOLVER.LR_SCHEDULER_NAME", schedule, "SOLVER.LR_SCHEDULER_ARGS", arguments, "SOLVER.WARMUP_ITERS", 0)
@@ -322,7 +322,7 @@ def test_a_trainer_that_sets_the_config_it_got_trains_is_extended_and_resumed_as
     assert log.text.count("Resuming with ") == log.text.count("Resuming with SOLVER.MAX_ITER = 30 instead of 20") == 2
 
 
-def test_keys_that_are_read_later_have_their_present_value_and_others_that_of_the_constructor(make):
+def test_keys_that_are_read_later_have_their_present_value(make):
     trainer = make("SOLVER.LR_SCHEDULER_NAME", "WarmupConstantLR", "SOLVER.WARMUP_ITERS", 0, "SOLVER.MAX_ITER", 5)
     trainer.cfg.merge_from_list(["SOLVER.BASE_LR", 0.3, "TEST.METRICS", ["Loss"], "SOLVER.MAX_ITER", 3])
     assert trainer.train().metrics.keys() & {"synthetic/accuracy", "synthetic/loss"} == {"synthetic/loss"}

@@ -258,7 +258,7 @@ def test_hooks_by_name_class_and_object(make):
     assert stopping in trainer._hooks
 
 
-def test_arguments_of_an_argument_may_stand_in_the_config_and_other_keys_come_from_a_config_or_a_file(make, tmp_path):
+def test_arguments_of_an_argument_and_other_keys_may_stand_in_a_config_or_a_file(make, tmp_path):
     trainer = make(optimizer=torch.optim.AdamW, config={"SOLVER.OPTIMIZER.ARGS": {"amsgrad": True}})
     assert trainer.optimizer.param_groups[0]["amsgrad"]
     args = {"MODEL.ARGS.hidden": 5, "MODEL.LOSS.ARGS.label_smoothing": 0.1, "SOLVER.LR_SCHEDULER_ARGS.step_size": 2}
@@ -556,9 +556,7 @@ def test_errors_come_at_once_and_write_nothing(make, tmp_path, options, named):
     ("monitor", "mode", "expected"),
     [("test/loss", None, "min"), ("test/accuracy", None, "max"), ("test/accuracy", "min", "min")],
 )
-def test_the_best_checkpoint_early_stopping_and_the_schedule_know_what_is_better_by_the_name(
-    make, tmp_path, log, monitor, mode, expected
-):
+def test_best_checkpoint_early_stopping_and_schedule_know_what_is_better(make, tmp_path, log, monitor, mode, expected):
     trainer = make(
         test=points(seed=1),
         metrics=["Loss", "Accuracy"],

@@ -35,7 +35,7 @@ def test_once_and_when():
     assert seen == [("once", 0), ("when", 2), ("when", 5)]
 
 
-def test_a_number_counts_the_calls_of_an_event_that_is_not_one_of_a_step_also_over_a_resume():
+def test_a_number_counts_the_calls_of_other_events_also_over_a_resume():
     def make(seen):
         trainer = Trainer()
         trainer.on("after_eval", every=2)(lambda t, results: seen.append(("second", t.iter)))

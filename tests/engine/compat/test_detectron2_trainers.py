@@ -510,7 +510,7 @@ class Infinite(Net):
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulation_steps": 2}, {"gather_metric_period": 2}])
-def test_a_trainers_own_check_of_the_losses_is_called_before_each_update_in_place_of_ours(options, monkeypatch):
+def test_a_trainers_own_check_of_the_losses_replaces_ours(options, monkeypatch):
     model = Net()
     trainer = Tolerant(model, batches(), torch.optim.SGD(model.parameters(), 1e-3), **options)
     trainer.train(0, 3)
@@ -585,7 +585,7 @@ def test_a_test_set_without_an_evaluator_is_skipped_with_a_warning(make, log):
     trainer.train()
 
 
-def test_an_iterator_that_ends_is_a_clear_error_also_if_it_was_set_on_the_inner_trainer(tmp_path):
+def test_an_iterator_that_ends_is_a_clear_error_also_of_the_inner_trainer(tmp_path):
     trainer = DefaultTrainer(mlp_config(tmp_path))
     trainer._trainer._data_loader_iter = iter([next(iter(trainer.data_loader))] * 2)
     with pytest.raises(RuntimeError, match="can be read only once"):

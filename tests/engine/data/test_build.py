@@ -96,7 +96,7 @@ def test_samplers_are_chosen_by_name_and_follow_the_seed(name):
     assert sorted(order()) == list(range(10)) or (len(order()) == 12 and len(set(order())) == 5)
 
 
-def test_the_test_loader_yields_every_sample_once_in_order_and_its_draws_do_not_depend_on_workers():
+def test_the_test_loader_yields_every_sample_once_in_order_with_any_workers():
     cfg = make_cfg(TEST_BATCH_SIZE=3)
     cfg.DATASETS.TEST = [{"NAME": "counted", "ARGS": {"size": 5}}]
     assert [x.tolist() for x, _ in build_test_loader(cfg, "counted")] == [[0, 1, 2], [3, 4]]

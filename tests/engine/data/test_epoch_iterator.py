@@ -200,7 +200,7 @@ def run(folder, data, before_epoch, kill=-1, resume=False, **keys):
         pytest.param(0, {"DROP_LAST": True}, marks=pytest.mark.slow),
     ],
 )
-def test_what_before_epoch_changes_in_the_data_set_is_read_also_by_workers_and_after_a_resume(workers, keys, tmp_path):
+def test_changes_of_the_data_set_in_before_epoch_reach_workers_and_a_resume(workers, keys, tmp_path):
     def change(trainer):
         data = trainer.data_loader.dataset
         data.size, data.length = float(trainer.epoch), 12 + 6 * trainer.epoch
@@ -221,7 +221,7 @@ def test_what_before_epoch_changes_in_the_data_set_is_read_also_by_workers_and_a
         assert run(tmp_path / f"{kill}", Changing(), change, resume=True, NUM_WORKERS=workers, **keys) == seen[kill:]
 
 
-def test_parts_of_a_data_set_are_told_the_epoch_and_persistent_workers_refuse_another_length(tmp_path):
+def test_parts_of_a_data_set_know_the_epoch_and_persistent_workers_the_length(tmp_path):
     def grow(trainer):
         data.length = 12 + 4 * trainer.epoch
 

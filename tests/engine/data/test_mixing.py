@@ -48,7 +48,7 @@ def test_weights_are_a_list_or_a_function_of_the_data_set():
         WeightedSampler(range(5))
 
 
-def test_sets_are_mixed_in_their_ratio_and_each_is_read_to_its_end_before_it_is_shuffled_again():
+def test_sets_are_mixed_in_their_ratio_and_each_is_read_to_its_end():
     drawn = list(epochs(MixedSampler([10, 100], [3, 1]), 4))
     assert [sum(i < 10 for i in epoch) for epoch in drawn] == [82] * 4  # 3/4 of 110
     for size, first in ((10, 0), (100, 10)):

@@ -91,7 +91,7 @@ def test_ranks_together_read_the_same_samples_also_after_a_resume_on_other_ranks
     assert rows(3, state) == rows(1, state)
 
 
-def test_epochs_places_and_seeds_draw_different_numbers_and_the_generators_of_the_run_stay():
+def test_epochs_places_and_seeds_draw_different_numbers():
     before = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
     first = torch.cat([*islice(EpochIterator(make_loader()), 2 * PER_EPOCH)])
     rows = torch.cat([first, *islice(make_loader(seed=8), PER_EPOCH)])

@@ -77,7 +77,7 @@ def test_batches_move_to_the_models_device():
     assert evaluator.seen[0][0].is_meta
 
 
-def test_several_evaluators_act_as_one_any_callable_is_a_model_and_callbacks_are_called_in_order():
+def test_several_evaluators_act_as_one_and_callbacks_are_called_in_order():
     first, calls = Collect("a"), []
     names = ("on_start", "before_inference", "after_inference", "on_end")
     callbacks = {name: lambda name=name: calls.append(name) for name in names}

@@ -74,7 +74,7 @@ def weights(cfg):
     return nn.utils.parameters_to_vector(trainer.model.parameters())
 
 
-def test_an_error_of_the_evaluation_stops_the_run_before_its_first_step_and_changes_no_file(cfg, tmp_path):
+def test_an_error_of_the_evaluation_comes_before_the_first_step_and_changes_no_file(cfg, tmp_path):
     weights(cfg)
     before = contents(tmp_path)
     cfg.DATASETS.TEST, cfg.SEED = ["wrong_labels"], 2

@@ -290,7 +290,7 @@ def test_losses_include_the_number_of_items(count):
     assert ModelAdapter(lambda out, y: (LOSS, count)).losses(Returns(0), (0, 0)) == {"loss": LOSS, "num_items": count}
 
 
-def test_a_loss_beside_others_is_summed_with_a_warning_and_refused_if_the_users_loss_returns_it(caplog):
+def test_a_loss_beside_others_is_summed_with_a_warning_or_refused(caplog):
     terms = {"loss": LOSS, "ce": LOSS, "kl": LOSS}
     adapter, net = ModelAdapter(), Returns(terms)
     for _ in range(2):
@@ -318,7 +318,7 @@ class Wrapper(nn.Module):
         return {"loss": LOSS}
 
 
-def test_a_dict_goes_by_name_to_a_forward_that_takes_anything_and_other_batches_whole():
+def test_a_dict_goes_by_name_to_a_forward_that_takes_anything():
     wrapper, image = Wrapper(), torch.zeros(2)
     ModelAdapter().losses(wrapper, {"image": image, "label": 1, "num_samples": 2})
     assert wrapper.seen == ((), {"image": image, "label": 1})

@@ -54,7 +54,7 @@ def quadratic(folder, *options):
     return cfg
 
 
-def test_the_rate_rises_exponentially_a_rising_loss_ends_the_sweep_and_nothing_is_left_of_it(tmp_path):
+def test_the_rate_rises_exponentially_and_a_rising_loss_ends_the_sweep(tmp_path):
     cfg, rng = quadratic(tmp_path, "HOOKS", ["ProgressBar"]), capture_rng()
     before = cfg.dump()
     sweep = find_lr(cfg, 1e-4, 1e4, num_iter=80, smoothing=0.5)

@@ -105,7 +105,7 @@ class Counts(torch.optim.SGD):
         self.param_groups[0]["k"] = self.param_groups[0].get("k", 0) + 1
 
 
-def test_an_unchanged_config_logs_nothing_and_settings_of_the_optimizer_are_this_runs(make, log):
+def test_an_unchanged_config_logs_nothing_and_the_optimizer_has_this_runs_settings(make, log):
     name = ("SOLVER.OPTIMIZER.NAME", f"{__name__}:Counts")
     first = make(*name)
     first.register_hooks([CallbackHook(after_step=lambda t: t.optimizer.param_groups[0].update(weight_decay=0.7))])
@@ -157,9 +157,7 @@ STEP_LR = ["SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:StepLR", "SOLVE
     ],
     ids=["optimizer", "schedule", "groups", "other groups"],
 )
-def test_a_change_that_cannot_be_resumed_is_an_error_with_the_remedy_and_changes_no_file(
-    make, tmp_path, before, now, names
-):
+def test_a_change_that_cannot_be_resumed_is_an_error_and_changes_no_file(make, tmp_path, before, now, names):
     make(*before).train()
     files = content(tmp_path)
     with pytest.raises(ConfigError, match=names):
@@ -168,7 +166,7 @@ def test_a_change_that_cannot_be_resumed_is_an_error_with_the_remedy_and_changes
 
 
 @pytest.mark.parametrize("schedule", [LINEAR, ("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR")])
-def test_a_longer_run_and_another_schedule_follow_their_own_curve_from_the_present_iteration(make, schedule):
+def test_a_longer_run_and_another_schedule_follow_their_own_curve_from_then_on(make, schedule):
     whole = rates(make(*schedule, "SOLVER.MAX_ITER", 8))
     make(*(schedule if schedule is LINEAR else ())).train()
     assert rates(make(*schedule, "SOLVER.MAX_ITER", 8, resume=True)) == pytest.approx(whole[4:])
@@ -195,7 +193,7 @@ def test_another_batch_size_still_sees_each_sample_once(make, log, size):
     assert f"iter: 20/{length}" in log.text  # the console continues the count, with the new length
 
 
-def test_lengths_in_epochs_are_exact_after_batch_size_changes_and_the_schedule_follows(make):
+def test_lengths_in_epochs_are_exact_after_the_batch_size_changes(make):
     steps = []
     for size, epoch in ((128, 2), (256, 4), (256, 5), (64, None)):  # 8, 4, 4 and 16 iterations an epoch
         trainer = make(*LINEAR, "SOLVER.MAX_ITER", "8ep", "DATALOADER.BATCH_SIZE", size, resume=size != 128)

@@ -21,7 +21,7 @@ def console(capsys):
     return capsys.readouterr().out.splitlines()
 
 
-def test_the_console_shows_time_and_message_and_the_file_all_lines_with_rank_name_and_level(logger, capsys, tmp_path):
+def test_the_console_shows_time_and_message_and_the_file_rank_name_and_level(logger, capsys, tmp_path):
     (tmp_path / "log.txt").write_text("earlier\n")
     for _ in range(2):  # a second call does not duplicate lines
         setup_logger(str(tmp_path), name=logger.name)
@@ -45,7 +45,7 @@ def test_the_console_shows_time_and_message_and_the_file_all_lines_with_rank_nam
         assert "ValueError: the reason" in text
 
 
-def test_other_ranks_write_to_their_own_files_and_errors_also_to_the_console_and_rank_0s_file(logger, capsys, tmp_path):
+def test_other_ranks_write_to_their_own_files_and_errors_to_the_console_too(logger, capsys, tmp_path):
     setup_logger(str(tmp_path), distributed_rank=3, name=logger.name)
     logger.info("from another rank")
     logger.error("it failed\nhere")

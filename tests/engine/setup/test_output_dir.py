@@ -65,9 +65,7 @@ def test_earlier_runs_are_kept_side_by_side_and_can_be_resumed(run, folder):
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_after_an_error_in_the_first_step_the_earlier_run_is_complete_and_training_can_start_again(
-    quick, run, folder, resume
-):
+def test_after_an_error_in_the_first_step_the_earlier_run_is_complete(quick, run, folder, resume):
     run()
     before = contents(folder)
     cfg = quick(*QUIET, "SOLVER.MAX_ITER", 4, "CHECKPOINT.ON_EXCEPTION", True, "SEED", 3)
@@ -97,7 +95,7 @@ def test_a_save_before_the_first_step_is_of_the_run(quick, run, folder):
 # ---------------------------------------------------------------------------- two runs in one folder
 
 
-def test_a_folder_is_locked_while_a_run_trains_there_and_an_evaluation_appends_to_its_log(quick, run, folder):
+def test_a_folder_is_locked_by_training_and_an_evaluation_appends_to_its_log(quick, run, folder):
     run()
     lock = os.open(folder / ".hookline" / "lock", os.O_RDWR)  # as another process holds it
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -114,7 +112,7 @@ def test_a_folder_is_locked_while_a_run_trains_there_and_an_evaluation_appends_t
 
 
 @pytest.mark.parametrize("option", [None, "predict", "eval_only"])
-def test_an_output_folder_without_write_permission_is_an_error_and_for_an_evaluation_a_warning(
+def test_a_folder_without_write_permission_is_an_error_or_an_evaluations_warning(
     make, folder, monkeypatch, log, option
 ):
     folder.mkdir()

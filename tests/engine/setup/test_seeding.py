@@ -34,7 +34,7 @@ def test_a_drawn_seed_is_read_from_the_last_checkpoint_if_the_config_is_lost(qui
     assert second.SEED == first.SEED
 
 
-def test_trainers_without_setup_draw_their_own_seeds_and_a_resume_uses_that_of_the_run(quick, tmp_path):
+def test_trainers_without_setup_draw_seeds_and_a_resume_uses_that_of_the_run(quick, tmp_path):
     cfg = quick("SEED", -1)
     first = train(cfg)
     again = DefaultTrainer(quick("SEED", -1, "SOLVER.MAX_ITER", 4))

@@ -26,7 +26,7 @@ PARTS = {
 }
 
 
-def test_a_part_has_its_own_optimizer_rate_and_schedule_and_otherwise_those_of_solver():
+def test_a_part_has_its_own_optimizer_rate_and_schedule_or_those_of_solver():
     cfg, model = make_cfg(PARTS), Pair()
     check_solver(cfg)
     optimizer = build_optimizer(cfg, model)

@@ -59,7 +59,7 @@ class LlamaRMSNorm(nn.Module):
         self.weight, self.mix = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4, 4))
 
 
-def test_one_dimensional_parameters_of_modules_named_as_norms_have_the_decay_of_norms():
+def test_one_dimensional_parameters_of_modules_named_norm_have_the_decay_of_norms():
     cfg, model = get_cfg(), nn.ModuleDict({"norm": LlamaRMSNorm(), "fc": nn.Linear(4, 4, bias=False)})
     cfg.SOLVER.WEIGHT_DECAY = 0.1
     groups = by_name(model, build_optimizer(cfg, model).param_groups)

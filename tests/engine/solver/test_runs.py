@@ -116,7 +116,7 @@ class ScheduleFree(torch.optim.SGD):
                     parameter.mul_(factor)
 
 
-def test_an_optimizer_with_train_and_eval_methods_is_in_eval_mode_for_evaluations_saves_and_after_the_run(tmp_path):
+def test_an_optimizer_with_eval_mode_is_in_it_for_evaluations_saves_and_at_the_end(tmp_path):
     keys = [
         *("SOLVER.OPTIMIZER.NAME", f"{__name__}:ScheduleFree", "SOLVER.CHECKPOINT_PERIOD", 4, "TEST.EVAL_PERIOD", 4),
         *("DATASETS.TEST", [{"NAME": "synthetic", "ARGS": {"size": 20, "shape": [4], "num_classes": 3}}]),

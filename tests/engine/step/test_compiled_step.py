@@ -153,7 +153,7 @@ class ByName(nn.Module):
         return {"loss": each.sum() / items, "size": 0.01 * (self.net(x) ** 2).sum() / items, "num_items": items}
 
 
-def test_batches_may_be_dicts_and_models_may_return_several_losses_and_count_their_items():
+def test_batches_may_be_dicts_and_models_may_return_losses_and_count_items():
     data = [{"x": x, "y": y} for x, y in batches((8, 8))]
     compiled, _ = compare(model=ByName, loss=False, data=data, steps=4)
     assert {"loss", "size", "total_loss", "num_items"} <= set(compiled.storage.latest())
@@ -217,7 +217,7 @@ def test_hooks_and_methods_run_around_the_compiled_part():
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit_and_may_turn_compilation_off(tmp_path, backend):
+def test_a_resumed_run_is_equal_to_the_bit_and_may_turn_compilation_off(tmp_path, backend):
     def make(folder, resume=False, compile_step=True):
         return compiled_trainer(
             tmp_path / folder,

@@ -123,7 +123,7 @@ def test_losses_are_checked_in_steps_that_put_no_metrics(way, monkeypatch):
         trainer.train(0, 3)
 
 
-def test_sparse_and_low_precision_gradients_are_checked_and_the_error_names_the_parameter():
+def test_sparse_and_low_precision_gradients_are_checked_by_parameter():
     class Other(nn.Module):
         def __init__(self):
             super().__init__()

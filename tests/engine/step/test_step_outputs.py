@@ -40,7 +40,7 @@ def make(*hooks, compiled=False, **options):
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_hook_that_asks_sees_the_last_micro_batch_and_its_outputs_until_the_step_ends(compiled, micro_batches):
+def test_a_hook_that_asks_sees_the_last_micro_batch_until_the_step_ends(compiled, micro_batches):
     trainer, size = make(seen := Seen(), compiled=compiled, accumulation_steps=micro_batches), 6 // micro_batches
     trainer.train(0, 2)
     assert seen.forward == [(size, 2)] * 2 * micro_batches

@@ -45,7 +45,7 @@ def handlers_are_put_back():
     ("numbers", "code"),
     [([signal.SIGINT], 130), ([signal.SIGTERM, signal.SIGTERM], 75), ([signal.SIGUSR1, signal.SIGINT], 75)],
 )
-def test_the_first_signal_stops_the_run_after_the_current_step_and_it_can_be_trained_further(numbers, code):
+def test_the_first_signal_stops_after_the_step_and_the_run_can_be_trained_further(numbers, code):
     trainer = Counting({3: numbers})
     result = trainer.train(0, 10)
     assert (trainer.steps, trainer.ended, result.iteration) == (4, 1, 4)
