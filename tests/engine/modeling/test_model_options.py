@@ -99,7 +99,7 @@ def test_several_processes_on_gpus_convert_all_batch_norms_and_keep_names(monkey
         build_model(cfg)
 
 
-def test_the_losses_of_a_compiled_model_are_copies_which_its_next_step_does_not_overwrite():
+def test_the_next_step_does_not_overwrite_the_losses_of_a_compiled_model():
     kept = torch.zeros(())
 
     class Reusing(nn.Linear):
