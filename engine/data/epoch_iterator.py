@@ -43,6 +43,8 @@ class EpochIterator:
             does with loaders of unknown length.
 
     Attributes:
+        given: the loader, as it was given.
+        loader: the loader that is read: without a limit of its batches.
         epoch: number of the epoch, from 0.
         position: batches read in the epoch.
         num_samples: number of samples in the last batch or micro-batch; None if the loader does not know it.
@@ -60,8 +62,9 @@ class EpochIterator:
 
     def _read_from(self, loader: Any, length: "int | Callable[[Any], int | None] | None") -> None:
         """Set what belongs to a loader of which nothing was read."""
-        self._given: Any = loader, length
-        self.loader = loader.loader if isinstance(loader, LimitedLoader) else loader
+        self.given: Any = loader
+        self._length = length
+        self.loader: Any = loader.loader if isinstance(loader, LimitedLoader) else loader
         self.position = 0
         self.num_samples: int | None = None
         self._stateful = has_state(self.loader)
@@ -177,11 +180,6 @@ class EpochIterator:
             self._seek(self._state)
 
     @property
-    def given(self) -> Any:
-        """The loader as it was given."""
-        return self._given[0]
-
-    @property
     def differs_by_rank(self) -> bool:
         """Whether the loader has a state of its own, which is that of this rank."""
         return self._stateful and not isinstance(self.loader, StreamLoader)
@@ -236,8 +234,7 @@ class EpochIterator:
 
     def drop_loader(self) -> None:
         """Keep the position, but neither the loader nor its workers, until :meth:`replace_loader`."""
-        self._given = None, self._given[1]
-        self.loader, self._sampler, self._iterator = None, None, None
+        self.given = self.loader = self._sampler = self._iterator = None
 
     def replace_loader(self, loader: Any) -> None:
         """Read from another loader, from the next batch on.
@@ -246,7 +243,7 @@ class EpochIterator:
         were read, the next batch starts a new epoch.
         """
         state, begun = self._state, self.position > 0
-        self._read_from(loader, self._given[1])
+        self._read_from(loader, self._length)
         if state is not None:
             self.load_state_dict(state)
         else:
@@ -338,7 +335,7 @@ class EpochIterator:
 
     def _measure(self) -> None:
         """Set what depends on the loader's length."""
-        (given, length), own = self._given, length_of(self.loader)
+        given, length, own = self.given, self._length, length_of(self.loader)
         limit = length(given) if callable(length) else length
         self.length: Any = length_of(given)
         if limit is not None:
