@@ -354,17 +354,13 @@ def capture_rng(of_training: bool = False) -> dict[str, Any]:
 def restore_rng(state: dict[str, Any]) -> None:
     """Set the generators to what :func:`capture_rng` returned."""
     with as_config_error("the state of the random generators in the checkpoint"):
-        _restore(state)
-
-
-def _restore(state: dict[str, Any]) -> None:
-    version, internal, gauss_next = state["python"]
-    random.setstate((version, tuple(internal), gauss_next))
-    name, keys, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+        version, internal, gauss_next = state["python"]
+        random.setstate((version, tuple(internal), gauss_next))
+        name, keys, position, has_gauss, gauss = state["numpy"]
+        np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+        torch.set_rng_state(state["torch"])
+        if "cuda" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(state["cuda"])
 
 
 @contextmanager
@@ -376,7 +372,7 @@ def rng_of_training() -> Iterator[None]:
         yield
     finally:
         _KEPT.pop()
-        _restore(state)
+        restore_rng(state)
 
 
 def with_own_rng(items: Generator[Any, None, None]) -> Iterator[Any]:
@@ -386,7 +382,7 @@ def with_own_rng(items: Generator[Any, None, None]) -> Iterator[Any]:
         while True:
             with rng_of_training():
                 if own is not None:
-                    _restore(own)
+                    restore_rng(own)
                 item = next(items, _END)
                 own = capture_rng()
             if item is _END:

@@ -86,24 +86,29 @@ class EventStorage(MediaStorage):
             TypeError: ``value`` is not one number.
             ValueError: the name is "iteration".
         """
+        if type(value) is not float:
+            value = as_scalar(name, value)
         if bar:
             self.on_bar.add(self._current_prefix + name)
         if over_ranks is not None:
             if over_ranks not in OVER_RANKS:
                 raise ValueError(f"metric {name!r}: over_ranks must be one of {[*OVER_RANKS]}, not {over_ranks!r}")
             self.over_ranks[self._current_prefix + name] = over_ranks
-        self.put_scalars(smoothing_hint=smoothing_hint, cur_iter=cur_iter, **{name: value})
+        self._append({name: value}, smoothing_hint, cur_iter)
 
     def put_scalars(self, *, smoothing_hint: bool = True, cur_iter: int | None = None, **kwargs: Any) -> None:
         """Add several scalars: ``storage.put_scalars(loss=loss, accuracy=0.5)``. See :meth:`put_scalar`."""
         for name, value in kwargs.items():
             if type(value) is not float:
                 kwargs[name] = as_scalar(name, value)
+        self._append(kwargs, smoothing_hint, cur_iter)
+
+    def _append(self, values: dict[str, Any], smoothing_hint: bool, cur_iter: int | None) -> None:
         if self._current_prefix:
-            kwargs = {self._current_prefix + name: value for name, value in kwargs.items()}
-        elif "iteration" in kwargs:
+            values = {self._current_prefix + name: value for name, value in values.items()}
+        elif "iteration" in values:
             raise ValueError('a metric cannot be named "iteration", which is the number of its row: rename it')
-        self._pending.append((self.iter if cur_iter is None else int(cur_iter), kwargs, smoothing_hint))
+        self._pending.append((self.iter if cur_iter is None else int(cur_iter), values, smoothing_hint))
         if len(self._pending) >= _MAX_PENDING:
             self._read_pending()
 
