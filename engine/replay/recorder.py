@@ -18,7 +18,7 @@ __all__ = ["StepRecorder"]
 class StepRecorder(HookBase):
     """Records a step: samples, losses, the outputs and gradients of each module, and the updates of the weights.
 
-    Training stops after the step.
+    Register it when the step begins. Training stops after the step.
 
     Args:
         iteration: the step.
@@ -30,7 +30,6 @@ class StepRecorder(HookBase):
     uses_outputs = True
 
     def __init__(self, iteration: int) -> None:
-        self._iteration = iteration
         self._handles: list[Any] = []
         self._modules: dict[str, dict[str, Any]] = {}
         self._before: list[torch.Tensor] = []
@@ -38,32 +37,23 @@ class StepRecorder(HookBase):
 
     # ------------------------------------------------------------------ the step
 
-    def before_step(self) -> None:
-        if self.trainer.iter != self._iteration:
-            return
+    def before_train(self) -> None:
         for name, module in unwrap_model(self.trainer.model).named_modules():
             self._handles.append(module.register_forward_hook(self._watch(name or "(model)")))
 
     def after_fetch(self, batch: Any) -> None:
-        if self.trainer.iter != self._iteration:
-            return
         self._note_samples(batch)
         if tensors := [one for one in _tensors(batch) if one.numel()]:
             self.report["batch"] = statistics(tensors)
 
     def after_forward(self, batch: Any, outputs: Any) -> None:
-        if self.trainer.iter != self._iteration:
-            return
         for name, loss in outputs.items():
             self.report["losses"].setdefault(name, []).append(float(loss.detach()))
 
     def before_optimizer_step(self) -> None:
-        if self.trainer.iter == self._iteration:
-            self._before = [local_part(p.detach()).clone() for p in self._parameters()]
+        self._before = [local_part(p.detach()).clone() for p in self._parameters()]
 
     def after_optimizer_step(self) -> None:
-        if self.trainer.iter != self._iteration:
-            return
         updates = []
         names = {id(p): name for name, p in unwrap_model(self.trainer.model).named_parameters()}
         for parameter, before in zip(self._parameters(), self._before, strict=True):
@@ -75,16 +65,14 @@ class StepRecorder(HookBase):
         self.report["updates"] = sorted(updates, key=lambda row: -row["ratio"])
 
     def after_step(self) -> None:
-        if self.trainer.iter == self._iteration:
-            self._end()
-            self.trainer.request_stop("the step was replayed", exit_code=EXIT_RESUMABLE)
+        self._end()
+        self.trainer.request_stop("the step was replayed", exit_code=EXIT_RESUMABLE)
 
     def on_exception(self, error: BaseException) -> None:
-        if self.trainer.iter == self._iteration:
-            self.report["error"] = f"{type(error).__name__}: {error}"
-            self.report["notes"] = list(getattr(error, "__notes__", ()))
-            if not self.report["samples"]:
-                self._note_samples(None)  # the batch could not be read
+        self.report["error"] = f"{type(error).__name__}: {error}"
+        self.report["notes"] = list(getattr(error, "__notes__", ()))
+        if not self.report["samples"]:
+            self._note_samples(None)  # the batch could not be read
         self._end()
 
     def _end(self) -> None:

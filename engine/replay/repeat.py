@@ -118,8 +118,9 @@ def replay_step(
             raise ConfigError(f"iteration {iteration}: the run has the iterations 0 to {one.max_iter - 1}")
         for saver in (all_hooks.PeriodicCheckpointer, all_hooks.BestCheckpointer, all_hooks.ExceptionCheckpointer):
             one.remove_hook(saver)
-        recorder.uses_indices = one._data_loader_iter.has_indices
-        one.register_hooks([*extra_hooks, recorder])
+        join = all_hooks.CallbackHook(before_step=lambda t: t.iter == iteration and t.register_hooks([recorder]))
+        join.uses_indices = one._data_loader_iter.has_indices
+        one.register_hooks([*extra_hooks, join])
         report, end = recorder.report, None
         try:
             end = one.train()
