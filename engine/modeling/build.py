@@ -215,7 +215,7 @@ def check_model(cfg: CfgNode) -> None:
                 check_names(f"MODEL.{key}", label, _forward_parameters(target), model[key].values())
     InputRule(model.INPUTS, model.INPUT_MAPPING, model.TARGET)  # raises if they do not fit together
     if model.COMPILE.ARGS:
-        check_compile("MODEL.COMPILE.ARGS", model.COMPILE.ARGS)
+        bind(torch.compile, model.COMPILE.ARGS, positional=(None,), key="MODEL.COMPILE.ARGS", label="torch.compile")
 
 
 def _check_mapping(key: str, mapping: CfgNode) -> None:
@@ -236,19 +236,6 @@ def _forward_parameters(target: Any) -> Parameters | None:
     if taken is not None and taken.positions:
         taken.keywords.pop(taken.positions.pop(0), None)  # self
     return taken
-
-
-def check_compile(key: str, args: CfgNode) -> None:
-    """Check arguments of ``torch.compile``.
-
-    Args:
-        key: the config key of the arguments.
-        args: the arguments.
-
-    Raises:
-        ConfigError: an argument is wrong.
-    """
-    bind(torch.compile, args, positional=(None,), key=key, label="torch.compile")
 
 
 def model_summary(model: nn.Module) -> str:

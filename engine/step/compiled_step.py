@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from ...config import CfgNode, ConfigError
+from ...config.signatures import bind
 from ...hooks.hook_list import hook_name
 from .. import comm
-from ..modeling import check_compile
 
 __all__ = ["CompiledStep", "check_step_config"]
 
@@ -30,7 +30,7 @@ def check_step_config(cfg: CfgNode) -> None:
         ConfigError: an argument of the compiler is wrong.
     """
     args = cfg.SOLVER.COMPILE_STEP_ARGS
-    check_compile("SOLVER.COMPILE_STEP_ARGS", args)
+    bind(torch.compile, args, positional=(None,), key="SOLVER.COMPILE_STEP_ARGS", label="torch.compile")
     for name in {"fullgraph", "disable"} & args.keys():
         raise ConfigError(f"SOLVER.COMPILE_STEP_ARGS.{name}: the step is always one graph; leave it out")
     if args.get("mode") in ("reduce-overhead", "max-autotune"):  # the outputs of their graphs are overwritten
