@@ -147,7 +147,7 @@ def _set_component(cfg: CfgNode, key: str, value: Any, is_component: bool | None
     *section, last = key.split(".")
     node, default = reduce(getitem, section, cfg), reduce(getitem, section, _base(None))
     name, args = _named(value, is_component)
-    args_of = args_key(last)
+    args_of = args_key(last) or ""
     of_config, full_key = dict(node[args_of]), f"{'.'.join(section)}.{args_of}"
     if of_config and node[last] not in (default[last], name):
         logger.warning("%s is %s; %s of the config, and its arguments, are not used", key, name, node[last])

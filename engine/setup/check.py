@@ -237,7 +237,9 @@ def _check_monitors(cfg: CfgNode) -> None:
 def _check_expected_results(cfg: CfgNode) -> None:
     """Check that evaluations produce the results that are expected, if the default evaluator is used."""
     _, names = _metrics_of_tests(cfg) if cfg.TEST.EXPECTED_RESULTS else ([], None)
-    for test_set, metric, *_ in cfg.TEST.EXPECTED_RESULTS if names is not None else ():
+    if names is None:
+        return
+    for test_set, metric, *_ in cfg.TEST.EXPECTED_RESULTS:
         name = f"{test_set}/{metric}" if test_set else metric
         if not _is_among(name, names):
             known = ", ".join(names) or "nothing (DATASETS.TEST is empty)"
