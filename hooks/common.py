@@ -184,10 +184,10 @@ def convert(batch: Any, leaf: Callable[[Any], Any]) -> Any:
             changed[key] = value
         return changed
     if is_dataclass(batch):
-        changed = copy.copy(batch)
+        copied: Any = copy.copy(batch)
         for name, value in fields_of(batch).items():
-            object.__setattr__(changed, name, convert(value, leaf))  # it may be frozen
-        return changed
+            object.__setattr__(copied, name, convert(value, leaf))  # it may be frozen
+        return copied
     return batch
 
 

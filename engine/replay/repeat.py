@@ -108,7 +108,8 @@ def replay_step(
     replayed = _replay_config(run, cfg, overrides)
     if replayed.SOLVER.COMPILE_STEP:  # the parts of such a step cannot be seen
         replayed.SOLVER.COMPILE_STEP, overrides = False, [*overrides, "SOLVER.COMPILE_STEP", False]
-    recorder, curves = StepRecorder(iteration), dict[str, Curve]()
+    recorder = StepRecorder(iteration)
+    curves: Mapping[str, Curve] = {}
     with _scratch_folder() as folder, _quiet():
         replayed.OUTPUT_DIR = folder
         default_setup(replayed, argparse.Namespace(resume=checkpoint or False))

@@ -78,7 +78,8 @@ def samples_at(
     steps = resolve_lengths(cfg, length).SOLVER.MAX_ITER
     if not 0 <= iteration < steps:
         raise ConfigError(f"iteration {iteration}: the run has the iterations 0 to {steps - 1}")
-    # A sampler that never ends is one stream for all epochs.
-    epoch, position = (0, iteration) if length_of(sampler) is None else divmod(iteration, length)
+    epoch, position = 0, iteration
+    if length and length_of(sampler) is not None:  # a sampler that never ends is one stream for all epochs
+        epoch, position = divmod(iteration, length)
     sampler.set_epoch(epoch)
     return next(islice(sampler, position, None), [])

@@ -62,7 +62,7 @@ class TensorboardXWriter(MediaWriter):
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
         before = _event_files(self.path)
-        writer = SummaryWriter(**self._kwargs)
+        writer: Any = SummaryWriter(**self._kwargs)
         # Only the first file of a run has this: in a file opened after close() it would hide this run's own points.
         self._kwargs.pop("purge_step", None)
         if new := _event_files(self.path) - before:  # none in a folder that is not local
