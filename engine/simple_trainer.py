@@ -327,7 +327,7 @@ class SimpleTrainer(TrainerBase):
         iteration = self.iter if iter is None else iter
         try:
             if (iteration + 1) % self.gather_metric_period == 0:
-                if self.averaging_ranks > 1:
+                if self.strategy.averages:
                     storage.over_ranks |= {prefix + name: "loss" for name in (*loss_dict, "total_loss")}
                 # One of a subclass has detectron2's parameters.
                 known = (storage,) if self.write_metrics is SimpleTrainer.write_metrics else ()

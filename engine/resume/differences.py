@@ -150,7 +150,8 @@ def apply_config(trainer: Any, run: Mapping[str, Any], config: CfgNode, built: l
     for name, now in _sizes(trainer.data_loader).items():
         if run.get(name, now) != now:
             logger.warning("Resuming with %s %s instead of %s", now, _SIZES[name], run[name])
-    base_rates, differing = {}, {}
+    base_rates: dict[int, Any] = {}
+    differing: dict[str, tuple[Any, Any]] = {}
     for group, values in zip(trainer.optimizer.param_groups, built, strict=True):
         base_rates[id(group)] = values.pop("initial_lr", group["lr"])
         before = {name: group.get(name) for name in values}
