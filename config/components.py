@@ -14,7 +14,7 @@ from functools import partial, reduce
 from operator import getitem
 from typing import Any, Literal
 
-from .errors import ConfigError, place_of, suggest
+from .errors import ConfigError, raised_in, suggest
 from .registry import Registry, args_key, locate, name_key
 from .values import ObjectName, mode_of
 
@@ -185,7 +185,7 @@ def errors_at(key: str) -> Iterator[None]:
             raise
         raise ConfigError(f"{key}: {error}") from error
     except Exception as error:
-        raise ConfigError(f"{key}: {type(error).__name__}: {error}{place_of(error)}") from error
+        raise ConfigError(f"{key}: {type(error).__name__}: {error}{raised_in(error)}") from error
 
 
 def default_name(metric: Any) -> str:

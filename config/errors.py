@@ -65,7 +65,7 @@ def error_text(error: BaseException) -> str:
     return "".join(f"{printable(line)}\n" for line in lines)
 
 
-def place_of(error: BaseException) -> str:
+def raised_in(error: BaseException) -> str:
     """Return where an error was raised, such as ``" (nets.py:12)"``; empty if that is not in a file of the user."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
