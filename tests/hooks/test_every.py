@@ -41,10 +41,8 @@ def test_periods_end_at_the_expected_steps(period, epoch_length, expected):
 
 
 def test_periods_in_time_follow_the_clock(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    every = Every("10s")
-    trainer = Trainer()
+    now, every, trainer = [0.0], Every("10s"), Trainer()
+    monkeypatch.setattr(trainer, "clock", lambda: now[0])
     found = []
     for trainer.iter in range(8):
         now[0] += 4.0
