@@ -112,7 +112,6 @@ def check_config(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
     Raises:
         ConfigError: the config is invalid. The message names the key and the remedy.
     """
-    evaluates_otherwise = not {"build_test_loader", "build_evaluator", "test"}.isdisjoint(overridden)
     if overridden:
         cfg = cfg.thawed()
         if "build_optimizer" in overridden:  # the subclass's own optimizer may be a string
@@ -120,26 +119,20 @@ def check_config(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
         if not {"build_evaluator", "test"}.isdisjoint(overridden):
             cfg.TEST.EVALUATOR = get_cfg().TEST.EVALUATOR
         cfg.merge_from_list([part for name in overridden for part in _BUILT_FROM.get(name, ())])
-    for check in (
-        _check_ranges,
-        check_model,
-        check_data,
-        check_solver,
-        check_evaluation,
-        check_parallel,
-        _check_output_dir,
-        _check_hooks,
-        WRITER_KEY.check,
-        _check_step,
-        _check_monitors,
-        _check_expected_results,
-        _check_weights,
-    ):
-        if check not in (_check_monitors, _check_expected_results) or not evaluates_otherwise:
-            check(cfg)
+    _check_values(cfg)
+    check_model(cfg)
+    check_data(cfg)
+    check_solver(cfg)
+    check_evaluation(cfg)
+    check_parallel(cfg)
+    _check_hooks(cfg)
+    WRITER_KEY.check(cfg)
+    if {"build_test_loader", "build_evaluator", "test"}.isdisjoint(overridden):
+        _check_metrics(cfg)
+    _check_weights(cfg)
 
 
-def _check_ranges(cfg: CfgNode) -> None:
+def _check_values(cfg: CfgNode) -> None:
     """Check values that have the right type but make no sense."""
     if get_cfg().VERSION != cfg.VERSION:
         hint = " (detectron2's number: leave it out)" if cfg.VERSION == 2 else ""
@@ -160,9 +153,6 @@ def _check_ranges(cfg: CfgNode) -> None:
     for expectation in cfg.TEST.EXPECTED_RESULTS:
         if not isinstance(expectation, list | tuple) or len(expectation) != 4:
             raise ConfigError(f"TEST.EXPECTED_RESULTS: {expectation!r} is not [set, metric, expected value, tolerance]")
-
-
-def _check_output_dir(cfg: CfgNode) -> None:
     if not cfg.OUTPUT_DIR:
         raise ConfigError("OUTPUT_DIR: is empty; give the run a folder")
     if "://" in cfg.OUTPUT_DIR:
@@ -170,6 +160,13 @@ def _check_output_dir(cfg: CfgNode) -> None:
             f"OUTPUT_DIR: {cfg.OUTPUT_DIR} is a URI; a run writes to a local folder. Copy the files when it has "
             "ended, or save checkpoints there with your own Checkpointer"
         )
+    clip = cfg.SOLVER.CLIP_GRADIENTS
+    if not clip.ENABLED and clip != get_cfg().SOLVER.CLIP_GRADIENTS:
+        logger.warning("SOLVER.CLIP_GRADIENTS: nothing is clipped, since its ENABLED is False")
+    if cfg.SOLVER.COMPILE_STEP or cfg.SOLVER.COMPILE_STEP_ARGS:
+        from ..step.compiled_step import check_step_config  # only where it is used
+
+        check_step_config(cfg)
 
 
 def _check_hooks(cfg: CfgNode) -> None:
@@ -181,16 +178,6 @@ def _check_hooks(cfg: CfgNode) -> None:
             raise ConfigError(f"HOOKS[{index}]: SOLVER.TIME_LIMIT already adds a TimeLimit; remove one of them")
 
 
-def _check_step(cfg: CfgNode) -> None:
-    clip = cfg.SOLVER.CLIP_GRADIENTS
-    if not clip.ENABLED and clip != get_cfg().SOLVER.CLIP_GRADIENTS:
-        logger.warning("SOLVER.CLIP_GRADIENTS: nothing is clipped, since its ENABLED is False")
-    if cfg.SOLVER.COMPILE_STEP or cfg.SOLVER.COMPILE_STEP_ARGS:
-        from ..step.compiled_step import check_step_config  # only where it is used
-
-        check_step_config(cfg)
-
-
 def _check_weights(cfg: CfgNode) -> None:
     path = cfg.MODEL.WEIGHTS
     if not path or "://" in path:
@@ -199,11 +186,12 @@ def _check_weights(cfg: CfgNode) -> None:
         find_checkpoint(split_query(path)[0])  # it is read when it is loaded
 
 
-def _check_monitors(cfg: CfgNode) -> None:
-    """Check that evaluations produce the metrics that keys and hooks watch, if the default evaluator is used.
+def _check_metrics(cfg: CfgNode) -> None:
+    """Check that the default evaluator produces the metrics that keys and hooks watch, and the expected results.
 
-    A metric may also come from training or from a hook. It is an error if it names a test set or resembles a metric of
-    one. If any other never appears, EarlyStopping and the schedule fail, and the best checkpoint logs a warning.
+    A watched metric may also come from training or from a hook. It is an error if it names a test set or resembles a
+    metric of one. If any other never appears, EarlyStopping and the schedule fail, and the best checkpoint logs a
+    warning.
     """
     best, scheduled = cfg.CHECKPOINT.BEST.METRIC, plateau_metric(cfg)
     watched = {"CHECKPOINT.BEST.METRIC": best, "SOLVER.LR_SCHEDULER_METRIC": scheduled}
@@ -216,9 +204,11 @@ def _check_monitors(cfg: CfgNode) -> None:
             "TEST.EVAL_PERIOD: is 0, so the only evaluation is at the end and SOLVER.LR_SCHEDULER_METRIC has no "
             'effect; set it, for example to "1ep"'
         )
-    metrics, names = _metrics_of_tests(cfg)
-    if names is None:
+    metrics, others = result_names(cfg)
+    if others or EVALUATOR_KEY.name(cfg) != "MetricsEvaluator":  # the names are known afterwards
         return
+    names = [f"{name_of(entry)}/{metric}" for entry in cfg.DATASETS.TEST for metric in metrics]
+    known = ", ".join(names) or "none (DATASETS.TEST or TEST.METRICS is empty)"
     sets = {*map(name_of, cfg.DATASETS.TEST), *dict(DATASET_REGISTRY)}
     for key, metric in watched.items():
         if not metric or callable(metric) or names_function(metric) or _is_among(metric, names):
@@ -230,28 +220,11 @@ def _check_monitors(cfg: CfgNode) -> None:
         near = suggest(metric, names)
         is_unknown = test_set in sets or ((near or metric in metrics) and not may_be_of_training)
         if is_unknown or metric == scheduled:
-            known = ", ".join(names) or "none (DATASETS.TEST or TEST.METRICS is empty)"
             raise UnknownKeyError(f"{key}: there is no metric {metric!r} among {known}{near}")
-
-
-def _check_expected_results(cfg: CfgNode) -> None:
-    """Check that evaluations produce the results that are expected, if the default evaluator is used."""
-    _, names = _metrics_of_tests(cfg) if cfg.TEST.EXPECTED_RESULTS else ([], None)
-    if names is None:
-        return
     for test_set, metric, *_ in cfg.TEST.EXPECTED_RESULTS:
         name = f"{test_set}/{metric}" if test_set else metric
         if not _is_among(name, names):
-            known = ", ".join(names) or "nothing (DATASETS.TEST is empty)"
             raise UnknownKeyError(f"TEST.EXPECTED_RESULTS: there is no {name!r} among {known}{suggest(name, names)}")
-
-
-def _metrics_of_tests(cfg: CfgNode) -> tuple[Collection[str], list[str] | None]:
-    """Return the names of the metrics, alone and as ``"<set>/<metric>"``; None if they are known only afterwards."""
-    metrics, others = result_names(cfg)
-    if others or EVALUATOR_KEY.name(cfg) != "MetricsEvaluator":
-        return metrics, None
-    return metrics, [f"{name_of(entry)}/{metric}" for entry in cfg.DATASETS.TEST for metric in metrics]
 
 
 def _is_among(metric: str, names: Collection[str]) -> bool:
