@@ -5,6 +5,7 @@ import inspect
 import io
 import json
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import hookline
 from ...config import CfgNode, ConfigError, get_cfg, name_of, suggest
 from ...config.errors import first_line, printable
 from ...config.files.atomic import replace_file
-from ...runs.reading import check_output
+from ...runs.reading import WRITTEN_BY, check_output
 from ..checkpoint.find_checkpoint import find_checkpoint
 from ..checkpoint.matching import plain_name
 from ..checkpoint.weights import choose_weights, read_checkpoint
@@ -97,8 +98,8 @@ def export_weights(
 
     Args:
         source: see :func:`~hookline.engine.checkpoint.find_checkpoint.find_checkpoint`.
-        output: the file, in a folder that is created if it is missing. An existing one is replaced, unless it is the
-            source or a file that a run needs.
+        output: the file, in a folder that is created if it is missing. An existing one is replaced if an export wrote
+            it.
         weights: which weights: see :func:`~hookline.engine.checkpoint.weights.choose_weights`.
         format: "safetensors", or "pth" for ``torch.save(model.state_dict())``; by default from the extension. A
             safetensors file stores shared weights once, with their other names in its metadata.
@@ -118,7 +119,9 @@ def export_weights(
     if format == "safetensors":
         _write_safetensors(state, output, metadata)
     else:
-        _replace(output, lambda file: torch.save(state, file))
+        marked = OrderedDict(state)
+        marked.written_by = WRITTEN_BY  # type: ignore[attr-defined]
+        _replace(output, lambda file: torch.save(marked, file))
         metadata = {}
     return _exported(output, format, state, metadata)
 

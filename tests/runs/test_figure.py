@@ -20,6 +20,19 @@ def test_images_of_one_run_and_of_several(tmp_path, monkeypatch):
     assert "<svg" in (tmp_path / "one.svg").read_text()
 
 
+@pytest.mark.parametrize("name", ["one.png", "one.svg", "one.pdf"])
+def test_only_an_earlier_plot_is_replaced(tmp_path, name):
+    pytest.importorskip("matplotlib")
+    runs, out = read_runs([make_run(tmp_path / "one")]), tmp_path / name
+    for _ in range(2):
+        write_curves(runs, str(out), ["loss"])
+    for path in (out, tmp_path / "one/curves.png"):
+        path.write_text("mine")
+        with pytest.raises(ConfigError, match="is no output of hookline"):
+            write_curves(runs, str(out) if path == out else "", ["loss"])
+        assert path.read_text() == "mine"
+
+
 def test_wrong_names_leave_the_files_of_the_folder_alone(tmp_path):
     pytest.importorskip("matplotlib")
     path = make_run(tmp_path / "one")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ..config.errors import ConfigError
 from ..config.files.atomic import replace_file
-from .reading import Run, check_output, select_metrics
+from .reading import WRITTEN_BY, Run, check_output, select_metrics
 
 __all__ = ["NO_MATPLOTLIB", "write_curves"]
 
@@ -33,7 +33,7 @@ def write_curves(
         The file.
 
     Raises:
-        ConfigError: matplotlib is missing, a pattern matches nothing, or ``out`` is no file, or one of the run's (see
+        ConfigError: matplotlib is missing, a pattern matches nothing, or ``out`` is a file of somebody else's (see
             :func:`~hookline.runs.reading.check_output`). Nothing is written.
     """
     charts: dict[str, list[str]] = {}
@@ -65,8 +65,9 @@ def write_curves(
             place.plot(x, y, marker="." if len(x) == 1 else "", label=label)
         if len(found) > 1:
             place.legend(fontsize=8)
+    metadata = {"Software" if kind == "png" else "Creator": WRITTEN_BY} if kind in ("png", "svg", "pdf") else None
     try:
-        replace_file(path, lambda file: figure.savefig(file, format=kind, dpi=110))
+        replace_file(path, lambda file: figure.savefig(file, format=kind, dpi=110, metadata=metadata))
     except (OSError, ValueError) as error:  # matplotlib does not know the ending
         raise ConfigError(f"{path} cannot be written (name a .png, .svg or .pdf): {error}") from error
     return path

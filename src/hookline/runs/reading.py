@@ -16,6 +16,7 @@ from ..config.node import CfgNode
 from ..config.yaml_files import load_text
 
 __all__ = [
+    "WRITTEN_BY",
     "Curve",
     "Run",
     "check_output",
@@ -34,6 +35,10 @@ _MEASURED = {  # those that hookline puts: a project's own "time_to_event" or "a
     *("mfu", "eval_time", "eval_samples_per_s", "rss_mem", "max_mem", "reserved_mem", "eta_seconds"),
     "slowest_rank",
 }
+# What the files of ``hookline plot`` and ``hookline export`` hold near their start or end.
+WRITTEN_BY = "written by hookline"
+_MARKS = (WRITTEN_BY.encode(), b'"hookline":"', b"hookline.json", b"\n\x08hookline\x12")
+_SEARCHED = 1 << 24
 _DEPTH = 3  # folders below the given one in which runs are looked for
 
 
@@ -45,17 +50,30 @@ def check_output(path: str, source: str = "") -> None:
         source: what the command reads; may be missing.
 
     Raises:
-        ConfigError: the file is the source, a file that a run needs for its resume, or exists and is no file, as
-            /dev/null.
+        ConfigError: the file is the source, a folder, a file that a run needs for its resume, or one that exists and
+            that no command of hookline wrote.
     """
-    if os.path.lexists(path) and not os.path.isfile(path):
-        raise ConfigError(f"{path}: exists, and is not a file; give the name of a file")
+    if os.path.isdir(path):
+        raise ConfigError(f"{path} is a folder; give the name of a file")
     if os.path.exists(path) and os.path.exists(source) and os.path.samefile(path, source):
         raise ConfigError(f"{path}: is also the input; give the output another name")
     folder, name = os.path.split(os.path.abspath(path))
     marks = (os.path.join(folder, mark) for mark in ("config.yaml", "last_checkpoint"))
     if _KEPT.fullmatch(name) and any(map(os.path.isfile, marks)):
         raise ConfigError(f"{path}: is a file of the run in {folder}, which needs it; give the output another name")
+    if os.path.lexists(path) and not _is_output(path):
+        raise ConfigError(f"{path}: exists, and is no output of hookline; give another name, or remove it")
+
+
+def _is_output(path: str) -> bool:
+    """Whether a file is empty, or one that :func:`check_output` has allowed before: its metadata say so."""
+    if not os.path.isfile(path):  # /dev/null
+        return False
+    with open(path, "rb") as file:
+        start = file.read(_SEARCHED)
+        file.seek(max(0, os.path.getsize(path) - _SEARCHED))
+        end = file.read()
+    return not start or any(mark in part for mark in _MARKS for part in (start, end))
 
 
 @dataclass(frozen=True)

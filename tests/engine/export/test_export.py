@@ -17,6 +17,7 @@ from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.checkpoint.weights import read_checkpoint
 from hookline.engine.export.export import export_program
 from hookline.engine.modeling import build_model
+from hookline.runs.reading import check_output
 
 
 def net(seed=0):
@@ -83,6 +84,19 @@ def test_neither_the_source_nor_a_file_of_a_run_is_replaced(run, tmp_path):
     assert export_weights(run, os.path.join(run, "model_plain.pth")).weights == 7
 
 
+@pytest.mark.parametrize("name", ["net.pth", "net.safetensors"])
+def test_only_an_empty_file_or_an_earlier_export_is_replaced(run, tmp_path, name):
+    path = tmp_path / "new" / name
+    for _ in range(2):
+        export_weights(run, path)
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match="is no output of hookline"):
+        export_weights(run, path)
+    assert path.read_text() == "mine"
+    path.write_text("")
+    export_weights(run, path)
+
+
 def test_tied_weights_are_stored_once_and_read_under_both_names(tmp_path):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
@@ -109,8 +123,8 @@ def test_bad_arguments_are_errors_that_write_nothing(run, tmp_path, monkeypatch)
     torch.save({**STATE, "0._extra_state": {"seen": 3}}, "in.pth")
     for arguments, message in (
         ({"output": "in.pth/net.pth"}, "in.pth/net.pth: its folder cannot be created"),
-        ({"output": "/dev/null", "format": "pth"}, "/dev/null: exists, and is not a file"),
-        ({"output": "run", "format": "pth"}, "run: exists, and is not a file"),
+        ({"output": "/dev/null", "format": "pth"}, "is no output of hookline"),
+        ({"output": "run", "format": "pth"}, "run is a folder"),
         ({"output": "net.pth", "weights": "averaged", "source": "in.pth"}, r"in\.pth"),
         ({"output": "net.safetensors", "source": "in.pth"}, r"0\._extra_state"),
     ):
@@ -182,6 +196,7 @@ def test_an_onnx_file_gives_the_models_outputs_for_batches_of_any_size(tmp_path)
     cfg, model = synthetic(tmp_path)
     done = export_program(cfg, tmp_path / "net.onnx", "onnx")
     assert (done.format, done.metadata["batch_size"]) == ("onnx", "any")
+    check_output(str(tmp_path / "net.onnx"))  # another export may replace it
     session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
     x = torch.randn(3, 8)
     [outputs] = session.run(None, {session.get_inputs()[0].name: x.numpy()})
