@@ -221,9 +221,8 @@ def test_a_longer_second_train_equals_a_resume_with_that_length(make):
     assert all(rate > 0 for it, rate in values(trainer, "lr").items() if 20 <= it < 29)
 
 
-def schedule_of_torch(name, **args):
-    names = ("SOLVER.LR_SCHEDULER_NAME", f"torch.optim.lr_scheduler:{name}", "SOLVER.LR_SCHEDULER_ARGS", args)
-    return [*names, "SOLVER.WARMUP_ITERS", 0, "MODEL.ARGS.dropout", 0.0]
+def scheduled(name, **args):
+    return ["SOLVER.LR_SCHEDULER_NAME", name, "SOLVER.LR_SCHEDULER_ARGS", args, "SOLVER.WARMUP_ITERS", 0]
 
 
 def extended(make, arguments, when):
@@ -251,7 +250,7 @@ PARTS = ["SOLVER.OPTIMIZERS", {"first": {"PARAMS": ["1"], "BASE_LR": 0.3}, "rest
     [
         (["MODEL.ARGS.dropout", 0.0], "in the middle"),
         (PARTS, "after the end"),
-        (schedule_of_torch("StepLR", step_size=7), "in the middle"),
+        (scheduled("torch.optim.lr_scheduler:StepLR", step_size=7), "in the middle"),
     ],
 )
 def test_an_extended_run_follows_the_schedule_of_the_longer_one(make, arguments, when):
@@ -266,31 +265,24 @@ def test_an_extended_run_follows_the_schedule_of_the_longer_one(make, arguments,
         assert rates[0] == rates[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "args", "when"),
-    [
-        ("CosineAnnealingLR", {"T_max": "end"}, "after the end"),
-        ("OneCycleLR", {"max_lr": 0.1, "total_steps": "end"}, "in a resume"),
-    ],
-)
-def test_a_run_with_a_schedule_of_torch_that_has_a_length_is_not_extended(make, name, args, when):
-    trainer, extend = extended(make, schedule_of_torch(name, **args), when)
-    with pytest.raises(ConfigError, match=rf"SOLVER\.MAX_ITER: {name}"):
-        extend()
-    assert trainer.max_iter == trainer.cfg.SOLVER.MAX_ITER == 12
-
-
 def linear(optimizer, num_steps):
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1 + max(0, 1 - step / num_steps))
 
 
-@pytest.mark.parametrize("args", [{"num_steps": 12}, {"num_steps": "end"}])
-@pytest.mark.parametrize("when", ["in the middle", "in a resume"])
-def test_a_run_with_a_schedule_function_that_was_made_for_its_length_is_not_extended(make, args, when):
-    own = ["SOLVER.LR_SCHEDULER_NAME", f"{__name__}:linear", "SOLVER.LR_SCHEDULER_ARGS", args, "SOLVER.WARMUP_ITERS", 0]
-    _, extend = extended(make, own, when)
-    with pytest.raises(ConfigError, match=r"SOLVER\.MAX_ITER: LambdaLR cannot follow"):
+@pytest.mark.parametrize(
+    ("schedule", "args", "when", "named"),
+    [
+        ("torch.optim.lr_scheduler:CosineAnnealingLR", {"T_max": "end"}, "after the end", "CosineAnnealingLR"),
+        ("torch.optim.lr_scheduler:OneCycleLR", {"max_lr": 0.1, "total_steps": "end"}, "in a resume", "OneCycleLR"),
+        (f"{__name__}:linear", {"num_steps": 12}, "in the middle", "LambdaLR cannot follow"),
+        (f"{__name__}:linear", {"num_steps": "end"}, "in a resume", "LambdaLR cannot follow"),
+    ],
+)
+def test_a_run_whose_schedule_was_made_for_its_length_is_not_extended(make, schedule, args, when, named):
+    trainer, extend = extended(make, scheduled(schedule, **args), when)
+    with pytest.raises(ConfigError, match=rf"SOLVER\.MAX_ITER: {named}"):
         extend()
+    assert trainer.max_iter == trainer.cfg.SOLVER.MAX_ITER == 12
 
 
 class SetsItsConfig(DefaultTrainer):
@@ -305,8 +297,7 @@ class SetsItsConfig(DefaultTrainer):
 def test_a_trainer_that_sets_the_config_it_got_is_extended_and_resumed(make, log, schedule):
     def rates(cls, folder):
         arguments = {} if schedule == "WarmupCosineLR" else {"step_size": 4}
-        keys = ("SOLVER.LR_SCHEDULER_NAME", schedule, "SOLVER.LR_SCHEDULER_ARGS", arguments, "SOLVER.WARMUP_ITERS", 0)
-        cfg = make(*keys, folder=folder).lengths.user_cfg
+        cfg = make(*scheduled(schedule, **arguments), folder=folder).lengths.user_cfg
         cfg.merge_from_list(["SEED", -1, "SOLVER.MAX_ITER", "1ep"])
         trainer = cls(cfg.clone())
         trainer.train()

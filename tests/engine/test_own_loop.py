@@ -71,26 +71,6 @@ class Fails(Loop):
         super().run_step()
 
 
-def test_a_loop_that_a_step_leaves_by_an_error_has_failed():
-    class Leaves(Fails):
-        def train(self):
-            with EventStorage(self.start_iter) as self.storage:
-                try:
-                    self.before_train()
-                    for self.iter in range(self.start_iter, self.max_iter):  # noqa: B020
-                        self.before_step()
-                        self.run_step()
-                        self.after_step()
-                finally:
-                    self.after_train()
-
-    trainer = Leaves()
-    with pytest.raises(ZeroDivisionError, match="of the batch"):
-        trainer.train()
-    assert trainer.failed
-    assert trainer.recorder.seen == [0, "end"]
-
-
 def test_a_loop_that_catches_the_error_of_a_step_leaves_the_step_out():
     class Catches(Fails):
         def train(self):

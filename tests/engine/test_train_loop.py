@@ -459,14 +459,6 @@ def test_requests_are_served_after_the_step_in_a_fixed_order():
     assert seen[:-1] == [(0,), (1, "eval", "save", "write"), (1, "save"), (2,)]
 
 
-def test_a_checkpoint_holds_the_last_finished_iteration():
-    states = []
-    events = ("before_step", "after_step", "after_train")
-    note = CallbackHook(**dict.fromkeys(events, lambda t: states.append(t.state_dict()["iteration"])))
-    make_trainer(hooks=[note]).train(5, 7)
-    assert states == [4, 5, 5, 6, 6]
-
-
 @pytest.mark.parametrize("method", ["after_step", "after_epoch"])
 def test_stop_training_in_a_trainers_own_method_is_a_stop_request(method):
     def stop(self):

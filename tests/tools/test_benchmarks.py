@@ -5,16 +5,13 @@ import sys
 
 import pytest
 from ranks import ROOT, finish, fork
+from run_tools import run_tool
 
 FOLDER = ROOT / "tools/benchmarks"
 
 
-def run(folder, *arguments):
-    return finish(fork([sys.executable, FOLDER / "run.py", *arguments], folder))
-
-
-def test_help_names_each_benchmark(tmp_path):
-    code, output = run(tmp_path, "--help")
+def test_help_names_each_benchmark(capsys):
+    code, output, _ = run_tool("benchmarks/run.py", ["--help"], capsys)
     assert code == 0
     names = {path.stem for path in FOLDER.glob("*.py")} - {"run", "measure", "tasks"}
     assert set(re.findall(r"^  (\w+) ", output.split("\nnames:\n")[1], re.MULTILINE)) == names
@@ -23,7 +20,8 @@ def test_help_names_each_benchmark(tmp_path):
 @pytest.mark.slow
 def test_steps_are_compared_with_the_loop_by_hand(tmp_path):
     for options in ([], ["--checkout", ROOT]):
-        code, output = run(tmp_path, "step", "digits", "--steps", "3", "--rounds", "1", *options)
+        words = ("step", "digits", "--steps", "3", "--rounds", "1", *options)
+        code, output = finish(fork([sys.executable, FOLDER / "run.py", *words], tmp_path))
         assert code == 0, output
         title, header, *lines = output.splitlines()
         assert title.startswith("step, digits: ")

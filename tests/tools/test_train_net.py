@@ -5,9 +5,12 @@ import re
 import shutil
 
 import pytest
+from loggers import unchanged_logging
 from ranks import DIGITS, SYNTHETIC, finish, fork, rows
 from ranks import tool as command
 from run_tools import run_tool
+
+from hookline.cli import main
 
 QUICK = ("--config-file", SYNTHETIC, "MODEL.DEVICE", "cpu", "LOG.WRITERS", '["JSONWriter"]', "OUTPUT_DIR", "run")
 
@@ -40,8 +43,9 @@ def averaged(tmp_path_factory):
     """A folder with a finished run that evaluated averaged weights."""
     folder = tmp_path_factory.mktemp("averaged")
     ema = '[{"NAME": "EMA", "ARGS": {"decay": 0.9, "warmup": False}}]'
-    code, output = finish(fork(command(*tiny("run", "HOOKS", ema)), folder))
-    assert code == 0, output
+    with pytest.MonkeyPatch.context() as patch, unchanged_logging():
+        patch.chdir(folder)
+        assert main(["train", *map(str, tiny("run", "HOOKS", ema))]) == 0
     return folder
 
 

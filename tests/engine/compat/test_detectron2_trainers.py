@@ -1,15 +1,12 @@
 """The usual shapes of trainers written for detectron2. Each is trained, saved, resumed and evaluated."""
 
-import argparse
 import json
-import logging
 import os
 import time
 import weakref
 
 import pytest
 import torch
-from small_runs import mlp_config
 from torch import nn
 
 from hookline.config import get_cfg
@@ -20,7 +17,6 @@ from hookline.engine import (
     SimpleTrainer,
     TrainerBase,
     comm,
-    default_setup,
     hooks,
 )
 from hookline.engine.checkpoint import DetectionCheckpointer
@@ -364,14 +360,6 @@ def test_an_own_loop_ends_when_it_should_stop(make, tmp_path):
     assert "model_final.pth" in os.listdir(tmp_path)
 
 
-def test_a_checkpoint_without_the_trainer_is_continued_with_a_warning(make, caplog):
-    make(OwnLoop).train()
-    again = make(OwnLoop, "SOLVER.MAX_ITER", 9)
-    with caplog.at_level(logging.WARNING):
-        again.resume_or_load(resume=True)
-    assert "holds no state of the trainer: training continues at iteration 6" in caplog.text
-
-
 CLIP = ("SOLVER.CLIP_GRADIENTS.ENABLED", True, "SOLVER.CLIP_GRADIENTS.CLIP_VALUE", 0.01, "SOLVER.BASE_LR", 1.0)
 CLIP = (*CLIP, "SOLVER.MOMENTUM", 0.0, "SOLVER.WEIGHT_DECAY", 0.0, "SOLVER.MAX_ITER", 1)
 
@@ -524,31 +512,6 @@ def test_a_trainers_own_check_of_the_losses_replaces_ours(options, monkeypatch):
     assert trainer.train(0, 3).iteration == 3
 
 
-# ---------------------------------------------------------------------------- default_setup
-
-
-def test_names_of_parts_that_a_trainer_builds_itself_are_not_checked(make, tmp_path):
-    class Trainer(Inner):
-        def __init__(self, cfg):
-            default_setup(cfg, argparse.Namespace(resume=False, eval_only=False))
-            super().__init__(cfg)
-
-        @classmethod
-        def build_optimizer(cls, cfg, model):
-            assert cfg.SOLVER.OPTIMIZER == "ADAMW_8BIT"
-            return torch.optim.AdamW(model.parameters(), cfg.SOLVER.BASE_LR)
-
-        @classmethod
-        def build_lr_scheduler(cls, cfg, optimizer):
-            assert cfg.SOLVER.LR_SCHEDULER_NAME == "MyPoly"
-            return torch.optim.lr_scheduler.ConstantLR(optimizer)
-
-    opts = ("DATASETS.TRAIN", ("mine",), "MODEL.NAME", "MyNet", "SOLVER.LR_SCHEDULER_NAME", "MyPoly")
-    opts += ("SOLVER.OPTIMIZER", "ADAMW_8BIT", "DATALOADER.SAMPLER_TRAIN", "ClassAwareSampler")
-    make(Trainer, *opts, "TEST.EVALUATOR", "COCOeval").train()
-    assert (tmp_path / "config.yaml").is_file()
-
-
 # ---------------------------------------------------------------------------- evaluation
 
 
@@ -583,10 +546,3 @@ def test_a_test_set_without_an_evaluator_is_skipped_with_a_warning(make, log):
     assert Trainer.test(trainer.cfg, trainer.model) == {}
     assert "val is not evaluated: build_evaluator() raises NotImplementedError" in log.messages
     trainer.train()
-
-
-def test_an_iterator_that_ends_is_a_clear_error_also_of_the_inner_trainer(tmp_path):
-    trainer = DefaultTrainer(mlp_config(tmp_path))
-    trainer._trainer._data_loader_iter = iter([next(iter(trainer.data_loader))] * 2)
-    with pytest.raises(RuntimeError, match="can be read only once"):
-        trainer.train()

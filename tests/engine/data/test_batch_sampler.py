@@ -13,20 +13,6 @@ from hookline.engine.data import EpochSampler, GlobalBatchSampler, TrainingSampl
 from hookline.hooks import HookBase
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("start", [0, 8])
-def test_global_batches_do_not_depend_on_the_number_of_ranks(world_size, drop_last, start):
-    expected = list(GlobalBatchSampler(EpochSampler(21, seed=1), 8, drop_last))[start // 8 :]
-    ranks = [GlobalBatchSampler(EpochSampler(21, seed=1), 8, drop_last, r, world_size) for r in range(world_size)]
-    for rank in ranks:
-        rank.set_epoch(0, start)
-    parts = [list(rank) for rank in ranks]
-    assert [list(chain(*batch)) for batch in zip(*parts, strict=True)] == expected
-    assert [len(batch) for batch in expected] == ([8, 8] if drop_last else [8, 8, 5])[start // 8 :]
-    assert all(part for rank in parts for part in rank)
-
-
 def test_samplers_that_cannot_seek_are_drawn_and_skipped():
     sampler = GlobalBatchSampler(SequentialSampler(range(10)), 4)
     sampler.set_epoch(3, start=4)

@@ -11,7 +11,6 @@ from torch.utils.data import IterableDataset
 from hookline.config import ConfigError
 from hookline.engine.data import (
     ArrayDataset,
-    AspectRatioGroupedDataset,
     DatasetFromList,
     MapDataset,
     ToIterableDataset,
@@ -92,11 +91,6 @@ def test_a_sample_that_maps_to_none_is_replaced_or_skipped():
     assert list(MapDataset(Stream(), double_odd)) == [2, 6]
     with pytest.raises(RuntimeError, match="sample 0"):
         MapDataset([1, 2], lambda x: None)[0]
-
-
-def test_each_batch_has_one_kind_of_aspect_ratio():
-    batches = [[sample["index"] for sample in batch] for batch in AspectRatioGroupedDataset(SHAPES, 2)]
-    assert batches == [[1, 2], [0, 3], [4, 5], [7, 8], [6, 9], [10, 11]]
 
 
 @pytest.mark.parametrize("iterable", [False, True])

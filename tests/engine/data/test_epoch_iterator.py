@@ -76,7 +76,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("number", "workers"), [(0, 0), (1, 2), (3, 0), (4, 0), (5, 0), (6, 0)])
+@pytest.mark.parametrize(("number", "workers"), [(0, 0), (1, 2), (3, 0), (4, 0), (6, 0)])
 def test_a_loaded_position_continues_with_the_next_batch(form, number, workers):
     whole, full = FORMS[form](0), take(EpochIterator(loader()), 8)
     batches = take(whole, 9)
@@ -132,12 +132,11 @@ def test_a_loader_without_a_position_restarts_its_epoch():
     assert (iterator.epoch, iterator.position) == (5, 3)
 
 
-@pytest.mark.parametrize(("workers", "killed_after"), [(2, 5), (0, 4)])
-def test_a_loader_of_torchdata_continues_after_the_last_used_batch(workers, killed_after):
+def test_a_loader_of_torchdata_continues_after_the_last_used_batch():
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
     data = TensorDataset(torch.arange(10))
-    iterator, fresh = (EpochIterator(stateful(data, 3, shuffle=True, num_workers=workers)) for _ in range(2))
-    list(islice(iterator, killed_after))
+    iterator, fresh = (EpochIterator(stateful(data, 3, shuffle=True, num_workers=2)) for _ in range(2))
+    list(islice(iterator, 5))
     state, rng = iterator.state_dict(), torch.get_rng_state()
     tail = str(list(islice(iterator, 5)))
     assert fresh.load_state_dict(state)

@@ -18,8 +18,6 @@ from hookline.engine.data import (
     DATASET_REGISTRY,
     ArrayDataset,
     EpochIterator,
-    EpochSampler,
-    GlobalBatchSampler,
     SeededLoader,
     ShardedIterable,
     StreamLoader,
@@ -125,22 +123,12 @@ def test_the_size_of_a_batch_is_stated_or_the_one_in_which_all_its_parts_agree(b
         (x(5), x(4)),
         {"x": x(4), "scales": [1, 2, 3]},
         SimpleNamespace(x=x(4)),
+        *({"image": x(5), "num_samples": stated} for stated in (2.0, x(5), "2")),
     ],
 )
 def test_a_batch_whose_size_nobody_knows_is_an_error(batch):
     with pytest.raises(MismatchError, match="num_samples"):
         batch_size_of(batch)
-
-
-@pytest.mark.parametrize("stated", [2.0, x(5), "2"])
-def test_a_stated_number_that_is_no_integer_is_an_error(stated):
-    with pytest.raises(MismatchError, match="num_samples of a batch is its number of samples, one integer"):
-        batch_size_of({"image": x(5), "num_samples": stated})
-
-
-def test_a_part_states_its_own_number():
-    parts = split_batch({"x": x(5), "num_samples": torch.tensor(5)}, 2)
-    assert [(batch_size_of(part), number) for part, number in parts] == [(2, 2), (3, 3)]
 
 
 @pytest.mark.parametrize(("size", "parts"), [(7, 3), (3, 1), (2, 2), (2, 4)])
@@ -171,6 +159,8 @@ def test_the_structure_is_kept_and_constants_go_to_every_part():
     assert [part.y.tolist() for part, _ in split_batch(Fields(x(3), torch.arange(3)), 2)] == [[0], [1, 2]]
     samples = [{"image": torch.zeros(3, i)} for i in range(1, 6)]  # a list of samples
     assert [(len(piece), number) for piece, number in split_batch(samples, 2)] == [(2, 2), (3, 3)]
+    parts = split_batch({"x": x(5), "num_samples": torch.tensor(5)}, 2)
+    assert [(batch_size_of(part), number) for part, number in parts] == [(2, 2), (3, 3)]
 
 
 @pytest.mark.parametrize(
@@ -223,18 +213,6 @@ def test_samples_that_are_none_do_not_count(workers):
     assert [size for _, size in whole_pass(loader)] == [4, 4]
     batches = EpochIterator(loader)
     assert [size for _, size in batches.micro_batches(5, lambda: next(batches))] == [1, 1, 1, 1]
-
-
-def test_another_number_of_micro_batches_starts_with_the_next_batch():
-    sampler = GlobalBatchSampler(EpochSampler(20), 4)
-    batches = EpochIterator(SeededLoader(list(range(20)), seed=0, batch_sampler=sampler, collate_fn=Graph))
-    found = []
-    for parts in (1, 2, 4, 1, 2):
-        read = batches.micro_batches(parts, lambda: next(batches))
-        assert [size for _, size in read] == [4 // parts] * parts
-        found += [one for part, _ in read for one in numbers(part)]
-    sampler.set_epoch(0)
-    assert found == [index for batch in sampler for index in batch]
 
 
 def test_batches_of_another_source_are_cut():

@@ -7,7 +7,14 @@ import torch
 from small_runs import config_trainer
 
 from hookline.config import ConfigError
-from hookline.engine.data import ArrayDataset, GlobalBatchSampler, MixedSampler, TokenBatchSampler, WeightedSampler
+from hookline.engine.data import (
+    ArrayDataset,
+    EpochSampler,
+    GlobalBatchSampler,
+    MixedSampler,
+    TokenBatchSampler,
+    WeightedSampler,
+)
 
 LENGTHS = [3 + i * 7 % 20 for i in range(101)]
 SMALL = {"NAME": "synthetic", "ARGS": {"size": 10, "shape": [1, 8, 8]}, "RATIO": 3}
@@ -79,11 +86,13 @@ def batches_of(make, rank, ranks, epoch, start=0):
 @pytest.mark.parametrize(
     "make",
     [
+        lambda rank, ranks: GlobalBatchSampler(EpochSampler(21, seed=1), 8, False, rank, ranks),
+        lambda rank, ranks: GlobalBatchSampler(EpochSampler(21, seed=1), 8, True, rank, ranks),
         lambda rank, ranks: GlobalBatchSampler(WeightedSampler(labels(29, 3)), 8, rank=rank, world_size=ranks),
         lambda rank, ranks: GlobalBatchSampler(MixedSampler([10, 30], [1, 1]), 8, rank=rank, world_size=ranks),
         lambda rank, ranks: TokenBatchSampler(LENGTHS, 64, rank=rank, world_size=ranks),
     ],
-    ids=["weighted", "mixed", "tokens"],
+    ids=["epochs", "full batches", "weighted", "mixed", "tokens"],
 )
 def test_ranks_share_the_batches_of_one_rank_and_start_anywhere(make):
     whole = batches_of(make, 0, 1, 3)
