@@ -1,6 +1,5 @@
 """Keeping the best weights of a run."""
 
-import glob
 import logging
 import math
 import operator
@@ -9,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ...config import ConfigError, Duration, suggest
-from ...config.files.atomic import free_name, shown_path, temporary_path
+from ...config.files.atomic import shown_path, temporary_path
 from ...config.values import mode_of
 from ..base import HOOK_REGISTRY, Every, HookBase, Period
 from ..evaluation import Monitor
@@ -34,8 +33,7 @@ class BestCheckpointer(HookBase):
     ``last_checkpoint`` never points to a best file.
 
     The list of the best is saved in checkpoints. A file that leaves the list is removed after the next checkpoint, so
-    that a resumed run finds all files of its list. An entry whose file is missing is dropped with a warning. Files
-    written after the checkpoint of a resume are not in its list, and go the same way.
+    that a resumed run finds all files of its list. A resume drops entries whose files are missing, with a warning.
 
     Args:
         eval_period: a duration; 0: only after evaluations.
@@ -91,10 +89,9 @@ class BestCheckpointer(HookBase):
         """The best value so far."""
         self.best_iter: int | None = None
         """The iteration of the best value."""
-        # Iterations whose files are to be removed. In the state, so that a resumed run removes them too.
-        self._outdated: set[int] = set()
-        self._former: set[int] = set()  # the checkpoint's best, if chosen by another metric
-        self._checked_iter: int | None = None
+        # Iterations of the files that this run has written. In the state, so that a resumed run removes them too.
+        self._written: set[int] = set()
+        self._checked_iter = -1
         self._warned = False
         self.loaded_iter: int | None = None
         """The iteration whose weights were loaded at the end; None: none were."""
@@ -103,13 +100,15 @@ class BestCheckpointer(HookBase):
 
     def before_train(self) -> None:
         self._every.start()
-        self._checked_iter = self.loaded_iter = None
+        self._checked_iter, self.loaded_iter = self.trainer.start_iter - 1, None  # the weights of older values are gone
         if self._reset_on_train:
             self.reset_state()
-        if self.trainer.start_iter and self._writes:
-            self._compare_with_files()
+        if self._writes and (missing := [entry for entry in self.best if not os.path.exists(self._path(entry[1]))]):
+            logger.warning("The files of these best (%s, iteration) are missing: %s", self._val_metric, missing)
+            self._set_best([entry for entry in self.best if entry not in missing])
         if self._checkpointer.needs_all_ranks:  # all ranks must keep the same list
             self._set_best(self.trainer.comm.broadcast_object(self.best))
+        self._link_best()
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
         if has_event_storage():  # not so for an evaluation outside training
@@ -125,14 +124,12 @@ class BestCheckpointer(HookBase):
 
     def after_save(self, path: str) -> None:
         # Only now: a resume starts from this file, whose list does not have them.
-        if (
-            self._outdated
-            and self._writes
-            and os.path.basename(self._checkpointer.get_checkpoint_file()) == os.path.basename(path)
-        ):
-            for iteration in self._outdated - self._listed:
+        name = os.path.basename(path)
+        if self._writes and os.path.basename(self._checkpointer.get_checkpoint_file()) == name:
+            listed = {iteration for _, iteration in self.best}
+            for iteration in self._written - listed:
                 self._checkpointer.remove(self._path(iteration))
-            self._outdated.clear()
+            self._written &= listed
 
     def after_run(self) -> None:
         trainer = self.trainer
@@ -145,10 +142,11 @@ class BestCheckpointer(HookBase):
         """Load the best weights into the model, if ``load_at_end`` is set."""
         if not self._load_at_end:
             return
-        path, name = self._path(), self._val_metric
-        if not self.best or not os.path.exists(path):
-            logger.warning("There is no %s to load at the end: %s has had no finite value", path, name)
+        name = self._val_metric
+        if not self.best:
+            logger.warning("There are no best weights to load at the end: %s has had no finite value", name)
             return
+        path = self._path(self.best[0][1])
         # The averaged weights, if a hook had those evaluated.
         content = self._checkpointer.load(path, checkpointables=[], weights_from="auto")
         if (loss := getattr(self.trainer, "loss_module", None)) is not None:
@@ -158,10 +156,6 @@ class BestCheckpointer(HookBase):
         logger.info("The model has the best weights: %s, iteration %d, %s: %.5g", path, self.loaded_iter, name, value)
 
     # ------------------------------------------------------------------ choosing
-
-    @property
-    def _listed(self) -> set[int]:
-        return {iteration for _, iteration in self.best}
 
     def _set_best(self, best: list[Entry]) -> None:
         self.best = best
@@ -188,9 +182,7 @@ class BestCheckpointer(HookBase):
                 self._warned = True
             return
         value, iteration = found
-        # The weights of a value from before a resume are gone.
-        done = {self._checked_iter} | self._listed | self._former
-        if iteration in done or iteration < self.trainer.start_iter:
+        if iteration <= self._checked_iter:
             return
         self._checked_iter = iteration
         if not math.isfinite(value) or self._place(value) >= self._keep:
@@ -205,14 +197,12 @@ class BestCheckpointer(HookBase):
 
     def _save(self, value: float, iteration: int) -> None:
         place, former, path = self._place(value), self.best, self._path(iteration)
-        ranked = [*former[:place], (value, iteration), *former[place:]]
-        self._set_best(ranked[: self._keep])
-        self._outdated = self._outdated - {iteration} | {old for _, old in ranked[self._keep :]}
+        self._set_best([*former[:place], (value, iteration), *former[place:]][: self._keep])
+        self._written.add(iteration)
 
         def saved(error: OSError | None) -> None:
             if error is not None:
                 self._set_best(former)
-                self._outdated -= self._listed
             elif place == 0:
                 self._link_best()
 
@@ -242,38 +232,9 @@ class BestCheckpointer(HookBase):
         """Make ``<file_prefix>.pth`` a link to the best file. A kill leaves either the old link or the new one."""
         if not self.best or not self._writes:
             return
-        source, path = self._path(self.best[0][1]), self._path()
-        if os.path.lexists(path):
-            if os.path.exists(path) and os.path.samefile(path, source):
-                return
-            is_link = os.path.islink(path) or (os.path.isfile(path) and os.stat(path).st_nlink > 1)
-            if not is_link:  # a user may put another file there
-                os.rename(path, other := free_name(path))
-                logger.warning("%s is not a link to one of the best. It is now %s", path, other)
-        temporary = temporary_path(path)
-        try:
-            os.symlink(os.path.basename(source), temporary)
-        except OSError:  # a file system without symbolic links
-            os.link(source, temporary)
-        os.replace(temporary, path)
-
-    def _on_disk(self) -> set[int]:
-        """The iterations of the files of the best, those of the list and others."""
-        start = self._path().removesuffix(".pth") + "_"
-        names = [path.removeprefix(start).removesuffix(".pth") for path in glob.glob(f"{glob.escape(start)}*.pth")]
-        return {int(name) for name in names if name.isdecimal()}
-
-    def _compare_with_files(self) -> None:
-        """On a resume: find files that are newer than the checkpoint, and drop entries of the list without a file."""
-        newer = {iteration for iteration in self._on_disk() if iteration >= self.trainer.start_iter}
-        self._outdated |= newer - self._listed - self._former
-        missing = [entry for entry in self.best if not os.path.exists(self._path(entry[1]))]
-        for value, iteration in missing:
-            message = "The file of iteration %d is missing (%s: %.5g): it no longer counts as one of the best"
-            logger.warning(message, iteration, self._val_metric, value)
-        if missing:
-            self._set_best([entry for entry in self.best if entry not in missing])
-        self._link_best()
+        temporary = temporary_path(self._path())
+        os.symlink(os.path.basename(self._path(self.best[0][1])), temporary)
+        os.replace(temporary, self._path())
 
     # ------------------------------------------------------------------ state
 
@@ -282,17 +243,16 @@ class BestCheckpointer(HookBase):
             "best_metric": self.best_metric,
             "best_iter": self.best_iter,
             "best": list(map(list, self.best)),
-            "outdated": sorted(self._outdated),
+            "written": sorted(self._written),
             "metric": [self._val_metric, self._mode],
         }
 
     def reset_state(self) -> None:
-        self._outdated |= self._listed
         self._set_best([])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.loaded_iter = None
-        self._outdated, self._former = set(map(int, state_dict["outdated"])), set()
+        self._written = set(map(int, state_dict["written"]))
         self._set_best([(float(value), int(iteration)) for value, iteration in state_dict["best"]])
         if not self.best:  # a subclass has chosen by itself
             self.best_metric, self.best_iter = state_dict["best_metric"], state_dict["best_iter"]
@@ -303,5 +263,5 @@ class BestCheckpointer(HookBase):
                 "former best are kept",
                 *(*state_dict["metric"], *metric),
             )
-            self._former = self._listed
+            self._written = set()
             self._set_best([])

@@ -8,7 +8,6 @@ from inspect import signature
 from typing import Any
 
 from ...config import ConfigError, Duration
-from ...config.errors import printable
 from ...config.files.atomic import shown_path
 from ..base import HOOK_REGISTRY, Every, HookBase, Period, for_subclasses
 from .fvcore import FvcoreAdapter, checked
@@ -67,7 +66,6 @@ class PeriodicCheckpointer(HookBase):
 
     _log_level = logging.INFO
     period = Period()
-    _due = False  # whether the period ends with this step
 
     def __init__(
         self,
@@ -85,12 +83,13 @@ class PeriodicCheckpointer(HookBase):
         self.file_prefix = file_prefix
         self.recent_checkpoints: list[str] = []
         self._every = Every(period)
+        self._due = False  # whether the period ends with this step
         self._saved_iter = -1
+        self._error: OSError | None = None
 
     def before_train(self) -> None:
         self.max_iter = self.trainer.max_iter
-        self._due, self._saved_iter = False, -1
-        self._error: OSError | None = None
+        self._due, self._saved_iter, self._error = False, -1, None
         self._every.start()
         self._poll = self.checkpointer.poll
         self._has_own_step = type(self).after_step is not PeriodicCheckpointer.after_step
@@ -185,17 +184,14 @@ class PeriodicCheckpointer(HookBase):
 
     def state_dict(self) -> dict[str, Any]:
         # Names, not paths: a run's folder may be moved.
-        names, kept = list(map(os.path.basename, self.recent_checkpoints)), self.max_to_keep or 0
-        return {"recent_checkpoints": names[-kept:], "outdated": names[:-kept]}
+        return {"recent_checkpoints": list(map(os.path.basename, self.recent_checkpoints))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # They are removed later: a file that somebody else made may have any names.
+        # They are removed later, and a file that somebody else made may have any names.
         own = re.compile(rf"{re.escape(self.file_prefix)}_[0-9]{{7,}}\.pth")
-        names = list(map(str, (*state_dict.get("outdated", ()), *state_dict.get("recent_checkpoints", ()))))
-        if others := [name for name in names if not own.fullmatch(name)]:
-            logger.warning("Not a periodic checkpoint of this run, and never removed: %s", printable(", ".join(others)))
+        names = [str(name) for name in state_dict["recent_checkpoints"]]
         self.recent_checkpoints = [
-            os.path.join(self.checkpointer.save_dir, name) for name in names if name not in others
+            os.path.join(self.checkpointer.save_dir, name) for name in names if own.fullmatch(name)
         ]
 
 
@@ -204,11 +200,10 @@ class RollingCheckpointer(PeriodicCheckpointer):
     """Saves ``rolling_0000999`` every ``period``, and keeps the newest ``keep`` of them.
 
     A run needs few of these full checkpoints for a replay near its last step (``hookline replay``), and for a resume
-    that repeats few steps: it takes the newest checkpoint, rolling or not. A step in which the PeriodicCheckpointer
-    saves, and the end of the run, have no rolling one.
+    that repeats few steps: it takes the newest checkpoint, rolling or not. The end of the run has no rolling one.
 
     Args:
-        checkpointer: that of the run's PeriodicCheckpointer.
+        checkpointer: a :class:`~hookline.engine.checkpoint.Checkpointer`, or fvcore's.
         period: a duration, in iterations, epochs or time.
         keep: how many to keep.
 
@@ -226,10 +221,7 @@ class RollingCheckpointer(PeriodicCheckpointer):
 
     def on_save(self) -> None:
         trainer = self.trainer
-        self._due = self._every(trainer)
-        if not self._due or trainer.ending or trainer.iter + 1 >= trainer.max_iter or "save" in trainer.requests:
-            return
-        if not any(hook._due for hook in trainer.find_hooks(PeriodicCheckpointer) if hook is not self):
+        if not trainer.ending and self._every(trainer) and trainer.iter + 1 < trainer.max_iter:
             trainer.prepare_for("save")
             self._save_periodic(trainer.finished_iter)
 

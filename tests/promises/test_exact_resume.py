@@ -467,7 +467,6 @@ CASES: dict[str, Case] = {
     "trainer/hooks/LRScheduler/base_lrs": Case("rates"),
     "trainer/hooks/LRScheduler/last_epoch": Case("rates"),
     "trainer/hooks/PeriodicCheckpointer/recent_checkpoints": Case("files"),
-    "trainer/hooks/PeriodicCheckpointer/outdated": Case("files"),
     "trainer/hooks/BestCheckpointer/best": Case("best"),
     "trainer/hooks/EarlyStopping/best": Case("early stopping"),
     "trainer/hooks/EarlyStopping/count": Case("end"),
@@ -498,7 +497,7 @@ COPIES = {
 """Copies of other items, where detectron2 looks for them."""
 
 ELSEWHERE = {
-    *("trainer/hooks/RollingCheckpointer", "trainer/hooks/BestCheckpointer/outdated"),  # tests/hooks/checkpoints
+    *("trainer/hooks/RollingCheckpointer", "trainer/hooks/BestCheckpointer/written"),  # tests/hooks/checkpoints
     "trainer/hooks/BestCheckpointer/metric",
     "trainer/hooks/LRScheduler/last_lr",  # tests/hooks/control/test_lr_scheduler.py: rates that a hook sets
     # tests/hooks/writers/test_tensorboard.py

@@ -113,6 +113,7 @@ def left_behind(run: Path) -> dict[str, Any]:
     final = torch.load(run / "model_final.pth", weights_only=True)
     best = torch.load(run / "model_best.pth", weights_only=True)
     state = final["trainer"]
+    recent, chosen = (state["hooks"][name] for name in ("PeriodicCheckpointer", "BestCheckpointer"))
     return {
         "iteration": state["iteration"],
         "weights": frozen(final["model"]),
@@ -120,7 +121,8 @@ def left_behind(run: Path) -> dict[str, Any]:
         "random numbers": frozen(state["rng"]),
         "average": frozen({key: hook for key, hook in state["hooks"].items() if key.startswith("EMA")}),
         "best weights": frozen(best["model"]),
-        "kept": (state["hooks"]["PeriodicCheckpointer"]["recent_checkpoints"], state["hooks"]["BestCheckpointer"]),
+        # Without those that the next save removes, or has removed.
+        "kept": (recent["recent_checkpoints"][-2:], {**chosen, "written": []}),
         "metrics.json": json_rows(run / "metrics.json", TIMINGS),
         "metrics.csv": csv_rows(run / "metrics.csv", TIMINGS),
         "tensorboard": tensorboard(run, TIMINGS),

