@@ -123,9 +123,10 @@ class BestCheckpointer(HookBase):
             self._best_checking()
 
     def after_save(self, path: str) -> None:
-        # Only now: a resume starts from this file, whose list does not have them.
-        name = os.path.basename(path)
-        if self._writes and os.path.basename(self._checkpointer.get_checkpoint_file()) == name:
+        if len(self._written) == len(self.best) or not self._writes:
+            return
+        # Only now: a resume starts from this file, whose list does not have the others.
+        if os.path.basename(self._checkpointer.get_checkpoint_file()) == os.path.basename(path):
             listed = {iteration for _, iteration in self.best}
             for iteration in self._written - listed:
                 self._checkpointer.remove(self._path(iteration))
