@@ -102,10 +102,11 @@ def test_runs_are_plotted_and_compared(command):
     pytest.importorskip("matplotlib")
     for name, rate in (("a", 0.1), ("b", 0.2)):
         make_run(Path("sweep", name), config={"SOLVER": {"BASE_LR": rate}})
-    assert command("plot", "sweep/a") == (0, "Wrote sweep/a/curves.png\n", "")
-    plot = ("plot", "sweep", "--out", "two.png", "--metrics", "loss", "*/accuracy")
-    assert command(*plot) == (0, "Wrote two.png\n", "")
-    assert Path("two.png").exists()
+    assert command("plot", "sweep/a", "--log") == (0, "Wrote sweep/a/curves.png\n", "")
+    assert Path("sweep/a/curves.png").read_bytes().startswith(b"\x89PNG")
+    plot = ("plot", "sweep", "--out", "two.svg", "--metrics", "loss", "*/accuracy")
+    assert command(*plot) == (0, "Wrote two.svg\n", "")
+    assert "<svg" in Path("two.svg").read_text()
     code, out, _ = command("compare", "sweep", "--format", "csv", "--sort", "loss")
     assert code == 0
     found = [(row["run"], row["SOLVER.BASE_LR"], row["test/accuracy best"]) for row in csv.DictReader(io.StringIO(out))]

@@ -1,6 +1,5 @@
 """Explanations, as ``hookline config explain`` prints them, and the comments in config/defaults.py that they show."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,11 +29,6 @@ def test_every_key_has_a_comment():
 )
 def test_a_key_a_section_and_a_component_are_explained(name, lines):
     assert set(lines) <= set(explain(name).splitlines())
-
-
-def test_a_key_of_a_component_lists_the_names():
-    found = re.findall(r"^    (\w+): \w+", explain("MODEL.NAME"), re.MULTILINE)
-    assert {"ConvNet", "GPT", "MLP", "ResNet"} <= set(found)  # other tests register more
 
 
 TYPED = """

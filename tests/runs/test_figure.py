@@ -9,17 +9,6 @@ from hookline.config import ConfigError
 from hookline.runs import read_runs, write_curves
 
 
-def test_images_of_one_run_and_of_several(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    path = make_run(tmp_path / "one")
-    assert write_curves(read_runs([path]), log=True) == f"{path}/curves.png"
-    assert (tmp_path / "one/curves.png").read_bytes().startswith(b"\x89PNG")
-    make_run(tmp_path / "two")
-    monkeypatch.chdir(tmp_path)
-    assert write_curves(read_runs(["."]), "one.svg", ["loss", "test/*"]) == "one.svg"
-    assert "<svg" in (tmp_path / "one.svg").read_text()
-
-
 @pytest.mark.parametrize("name", ["one.png", "one.svg", "one.pdf"])
 def test_only_an_earlier_plot_is_replaced(tmp_path, name):
     pytest.importorskip("matplotlib")

@@ -6,8 +6,7 @@ import shutil
 
 import pytest
 from loggers import unchanged_logging
-from ranks import DIGITS, SYNTHETIC, finish, fork, rows
-from ranks import tool as command
+from ranks import DIGITS, SYNTHETIC, rows
 from run_tools import run_tool
 
 from hookline.cli import main
@@ -132,20 +131,3 @@ def test_a_dry_run_of_a_resume_prints_changes_and_writes_nothing(tool, tmp_path)
     assert "Resuming with SOLVER.MAX_ITER = 40 instead of 20" in out
     assert "another SEED" not in out
     assert contents(tmp_path) == before
-
-
-@pytest.mark.slow
-def test_after_an_error_of_one_rank_in_the_first_step_the_earlier_run_is_complete(tool, tmp_path):
-    assert tool(*QUICK, "SOLVER.MAX_ITER", 5)[0] == 0
-    (tmp_path / "fails.py").write_text(
-        "from hookline.hooks import HookBase\nclass Fails(HookBase):\n"
-        "    def after_forward(self, batch, outputs):\n"
-        "        if self.trainer.comm.get_rank() == 1: raise ZeroDivisionError('of rank 1')\n"
-    )
-    before = {path.name: data for path, data in contents(tmp_path / "run").items() if path.parent.name == "run"}
-    code, output = finish(fork(command(*QUICK, "--num-gpus", 2, "HOOKS", '["fails:Fails"]'), tmp_path))
-    assert code != 0
-    assert "of rank 1" in output
-    moved = tmp_path / "run/previous_001"
-    assert {path.name: data for path, data in contents(moved).items()} == before
-    assert f"is now in {moved}" in output

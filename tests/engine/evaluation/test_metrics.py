@@ -2,10 +2,8 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
-from hookline.config import get_cfg
-from hookline.engine.evaluation import Accuracy, Loss, MeanMetric
+from hookline.engine.evaluation import Accuracy, MeanMetric
 
 SIZES = (5, 1, 8, 3)
 
@@ -23,14 +21,6 @@ def random(*shape, seed=0):
 
 def classes(number, *shape, seed=1):
     return torch.randint(number, (sum(SIZES), *shape), generator=torch.Generator().manual_seed(seed))
-
-
-def make_loss(name="CrossEntropyLoss", **args):
-    cfg = get_cfg()
-    cfg.MODEL.DEVICE = "cpu"
-    cfg.MODEL.LOSS.NAME = name
-    cfg.MODEL.LOSS.ARGS.update(args)
-    return cfg
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3)])
@@ -61,29 +51,6 @@ def test_top_k_accuracy(top_k):
 def test_accuracy_refuses_shapes_that_do_not_fit(preds, target):
     with pytest.raises(ValueError, match="Accuracy needs"):
         Accuracy().update(torch.zeros(preds), torch.zeros(target, dtype=torch.int64))
-
-
-@pytest.mark.parametrize(
-    "args",
-    [{"label_smoothing": 0.1}, {"weight": [0.1, 2.0, 0.5, 1.0, 3.0]}, {"ignore_index": 2}],
-)
-def test_the_loss_equals_that_of_one_large_batch(args):
-    args = {key: torch.tensor(value) if key == "weight" else value for key, value in args.items()}
-    scores, target = random(5), classes(5)
-    metric = Loss(make_loss())
-    metric._loss = nn.CrossEntropyLoss(**args)
-    target[5] = args.get("ignore_index", target[5])  # a batch of one, ignored
-    assert feed(metric, scores, target) == pytest.approx(metric._loss(scores, target).item())
-
-
-def test_the_terms_of_a_loss_add_up_and_sums_are_divided_by_the_samples():
-    preds, target = random(3), random(3, seed=2)
-    metric = Loss(make_loss())
-    metric._loss = lambda p, t: {"close": (p - t).square().mean(), "small": p.square().mean()}
-    expected = (preds - target).square().mean() + preds.square().mean()
-    assert feed(metric, preds, target) == pytest.approx(expected.item())
-    metric, scores, target = Loss(make_loss(reduction="sum")), random(5), classes(5)
-    assert feed(metric, scores, target) == pytest.approx(nn.functional.cross_entropy(scores, target).item())
 
 
 def test_reset_clears_all_counts_and_an_empty_metric_is_nan():

@@ -39,9 +39,7 @@ def test_the_hash_covers_names_dtypes_shapes_and_bits():
         {"a": weights["a"]},
     ]
     assert len({hash_weights(one) for one in (weights, *others)}) == 6
-
-
-def test_the_hash_does_not_depend_on_memory_layout():
+    # It does not depend on the layout in memory.
     for tensor in (torch.arange(6.0).reshape(2, 3).t(), torch.arange(4, dtype=torch.bfloat16)[::2], torch.zeros(0, 3)):
         assert hash_weights({"a": tensor}) == hash_weights({"a": tensor.contiguous()})
 
