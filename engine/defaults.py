@@ -50,7 +50,6 @@ from .setup.seeds import seed_all_rng
 from .simple_trainer import SimpleTrainer
 from .solver import SchedulerList, build_grad_clipper, build_lr_scheduler, build_optimizer
 from .solver.build import optimizer_or_problem
-from .solver.multi_optimizer import as_list
 from .solver.schedules import scheduler_hooks
 from .train_loop import TrainResult
 
@@ -138,7 +137,8 @@ class DefaultTrainer(SimpleTrainer):
             compile_step=dict(cfg.SOLVER.COMPILE_STEP_ARGS) if cfg.SOLVER.COMPILE_STEP else False,
         )
         # It sets the rate of the first step, and the hook LRScheduler those of the others.
-        self.scheduler = as_list(self.build_lr_scheduler(cfg, self.optimizer), SchedulerList)
+        scheduler = self.build_lr_scheduler(cfg, self.optimizer)
+        self.scheduler = SchedulerList(scheduler) if isinstance(scheduler, list | tuple | Mapping) else scheduler
         left_out = {"optimizer": self.optimizer} if cfg.CHECKPOINT.TRAINABLE_ONLY else {}
         self.checkpointer = checkpointer_for(
             model,

@@ -73,8 +73,9 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     if isinstance(path := option(args, "resume"), str):
         options["resume"] = path
     options |= {name: bool(option(args, name)) for name in ("predict", "dry_run")}
-    check_processes(args)
-    check_fast_dev_run(cfg, args)
+    if args is not None:
+        check_processes(args)
+        check_fast_dev_run(cfg, args)
     text, lines, keys, unknown = "", {}, cfg, dict[str, ConfigError]()
     if isinstance(cfg, CfgNode):
         unknown = unknown_parts(cfg)
@@ -84,8 +85,11 @@ def default_setup(cfg: Any, args: Any = None) -> None:
         lines = {f"config.yaml, line {number}": line for number, line in enumerate(text.splitlines(), start=1)}
     compared = {f"--{name.replace('_', '-')}": options[name] for name in ("resume", "eval_only", "predict")}
     check_same_config(keys, {**compared, **lines})
-    inference = options["eval_only"] or options["predict"]
-    kind: RunKind = "dry" if options["dry_run"] else "inference" if inference else _training_kind(keys)
+    kind: RunKind = "trial" if keys.FAST_DEV_RUN else "train"
+    if options["eval_only"] or options["predict"]:
+        kind = "inference"
+    if options["dry_run"]:
+        kind = "dry"
     run = Run(keys, kind, options["resume"], text, args)
     run.may_write_nothing = options["eval_only"] and not options["predict"]
     run.unknown, run.user_cfg = unknown, cfg
@@ -115,10 +119,6 @@ def begin_run(cfg: Any, kind: RunKind | None = None) -> None:
         run.begin()
     elif not logger.hasHandlers():  # DefaultTrainer.test() of a script that has set up nothing
         setup_logger(distributed_rank=comm.get_rank())
-
-
-def _training_kind(cfg: CfgNode) -> RunKind:
-    return "trial" if cfg.FAST_DEV_RUN else "train"
 
 
 class Run:
@@ -189,7 +189,7 @@ class Run:
             check_config(cfg, overridden)
             check_same_config(cfg, {})
             user_cfg, cfg = cfg, cfg.clone()
-            run = cls(cfg, _training_kind(cfg))
+            run = cls(cfg, "trial" if cfg.FAST_DEV_RUN else "train")
             run.open(cfg)
         else:
             user_cfg = cfg
@@ -232,7 +232,8 @@ class Run:
             logger.debug("Command line: %s", " ".join(sys.argv))
             if config_file := getattr(self.args, "config_file", ""):
                 logger.info("Config file: %s", find_config(config_file))
-            _compare_timeouts(cfg)
+            if comm.get_world_size() > 1:
+                _compare_timeouts(cfg)
             if comm.is_main_process():
                 logger.debug("Config, where it differs from the defaults:\n%s", describe_config(cfg))
         seed_all_rng(max(cfg.SEED, 0) + rank)
@@ -260,7 +261,7 @@ class Run:
                 recover_if_idle(self.path)
             except OSError as error:
                 raise self._not_writable(error) from error
-        for name in _log_names():
+        for name in ("log.txt", *(f"log.txt.rank{rank}" for rank in range(1, comm.get_world_size()))):
             check_regular(os.path.join(self.path, name))
         self._last_checkpoint = self._read("last_checkpoint")
         return True
@@ -381,10 +382,6 @@ class Run:
         return ConfigError(f"OUTPUT_DIR: cannot write to {self.path}: {error.strerror or error}")
 
 
-def _log_names() -> list[str]:
-    return ["log.txt", *(f"log.txt.rank{rank}" for rank in range(1, comm.get_world_size()))]
-
-
 def _check_writable(path: str) -> None:
     """Raise an error if a folder, or the folder that it would be created in, is not writable."""
     there = path
@@ -398,8 +395,6 @@ def _check_writable(path: str) -> None:
 
 def _compare_timeouts(cfg: CfgNode) -> None:
     """Warn if the ranks were launched with another timeout than the config's."""
-    if comm.get_world_size() == 1:
-        return
     wanted, actual = Duration.parse_time(cfg.PARALLEL.TIMEOUT).seconds, comm.timeout().total_seconds()
     if wanted != actual:
         logger.warning(

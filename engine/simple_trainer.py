@@ -29,7 +29,7 @@ from .parallel.copies import check_same_weights, share_weights
 from .parallel.ddp import DDP
 from .resume.state import START_ANEW, check_complete, data_of_this_rank, rng_of_this_rank, states_of_ranks
 from .solver.clipping import clipper_of
-from .solver.multi_optimizer import OptimizerList, as_list
+from .solver.multi_optimizer import OptimizerList
 from .step.fast_path import FastStep
 from .step.loss_weights import LossWeights, forward_backward_weighted
 from .step.nonfinite import NonFinitePolicy, check_finite, detect_anomaly, scaled_step
@@ -120,7 +120,10 @@ class SimpleTrainer(TrainerBase):
         self._pending_rng: dict[str, Any] | None = None  # restored right before the next step
         model.train()
         self.model = model
-        self.optimizer: Any = as_list(optimizer, OptimizerList)
+        if optimizer is None:
+            raise ConfigError("the optimizer is None: pass one, or a list or dict of them")
+        several = isinstance(optimizer, list | tuple | Mapping)
+        self.optimizer: Any = OptimizerList(optimizer) if several else optimizer
         if type(self).run_step is SimpleTrainer.run_step and type(self).optimizer_step is SimpleTrainer.optimizer_step:
             for one in optimizers_of(self.optimizer):
                 refuse_closure(type(one))
@@ -170,7 +173,7 @@ class SimpleTrainer(TrainerBase):
             return self.inner_trainer.of(self).run_step()
         if not self.model.training:
             raise AssertionError("[SimpleTrainer] model was changed to eval mode! Call model.train() before the step")
-        weighted = self.accumulation_steps > 1 or self.averaging_ranks > 1
+        weighted = self.accumulation_steps > 1 or (self.strategy.averages and self.averaging_ranks > 1)
         start = time.perf_counter()
         batch = self.batches.micro_batches(self.accumulation_steps, self.fetch) if weighted else self.fetch()
         data_time = time.perf_counter() - start

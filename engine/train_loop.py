@@ -156,7 +156,7 @@ class TrainerBase:
         with EventStorage(start_iter) as self.storage:
             try:
                 self.before_train()
-                while self.iter < self.max_iter and not self.stop_requested:
+                while self.iter < self.max_iter and self._stop is None:
                     self.before_step()
                     self.run_step()
                     self.after_step()

@@ -223,6 +223,8 @@ def check_parallel(cfg: CfgNode) -> None:
     Raises:
         ConfigError: they are wrong.
     """
+    if cfg.PARALLEL.NAME == "auto" and not cfg.PARALLEL.ARGS:
+        return
     cls = STRATEGY_REGISTRY.get(cfg.PARALLEL.NAME, STRATEGY_KEY.key)
     STRATEGY_KEY.check(cfg)
     if isinstance(cls, type) and cls.__module__.startswith("hookline."):

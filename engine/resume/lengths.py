@@ -3,6 +3,7 @@
 import logging
 import math
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
@@ -12,8 +13,8 @@ from ...config.components import errors_at
 from ...hooks.common import length_of
 from ...hooks.control.lr_scheduler import follow_rates
 from ...hooks.writers.periodic import PeriodicWriter
-from ..solver import LRMultiplier, SchedulerList
-from ..solver.multi_optimizer import as_list, schedulers_of, solver_parts
+from ..solver import LRMultiplier
+from ..solver.multi_optimizer import SchedulerList, schedulers_of, solver_parts
 from ..solver.schedules import iterations_of, resolve_schedule
 
 __all__ = [
@@ -53,7 +54,7 @@ def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, offset: int = 0) 
         max(1, round(part * solver.MAX_ITER)) if part else iterations("SOLVER.WARMUP_ITERS", solver.WARMUP_ITERS)
     )
     solver.STEPS = tuple(iterations("SOLVER.STEPS", step) for step in solver.STEPS)
-    for name, part in solver_parts(given).items():
+    for name, part in solver_parts(given).items() if solver.OPTIMIZERS else ():
         entry, resolved = solver.OPTIMIZERS[name], resolve_lengths(part, iters_per_epoch, offset).SOLVER
         for key in ("WARMUP_ITERS", "STEPS", "LR_SCHEDULER_ARGS"):
             if key in entry or resolved[key] != solver[key]:  # "1ep" may be another number of steps
@@ -188,7 +189,8 @@ def apply_lengths(trainer: Any, cfg: CfgNode) -> None:
             for one in former:
                 follow_rates(one)
             rates = [group["lr"] for group in trainer.optimizer.param_groups]
-            trainer.scheduler = as_list(trainer.build_lr_scheduler(cfg, trainer.optimizer), SchedulerList)
+            built = trainer.build_lr_scheduler(cfg, trainer.optimizer)
+            trainer.scheduler = SchedulerList(built) if isinstance(built, list | tuple | Mapping) else built
         for group, rate in zip(trainer.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate  # a new schedule sets those of its beginning
         for new, old in zip(schedulers_of(trainer.scheduler), former, strict=True):

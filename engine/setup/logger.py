@@ -4,7 +4,6 @@ import logging
 import os
 import sys
 from logging.handlers import MemoryHandler
-from typing import Any
 
 from ...hooks.writers.bars import above_bar, is_shown
 
@@ -18,51 +17,46 @@ __all__ = [
 
 LOGGERS = ("hookline", "fvcore", "detectron2")  # ported code logs to the last one
 
-_LEVEL_COLORS = {logging.WARNING: "\033[33m", logging.ERROR: "\033[31m", logging.CRITICAL: "\033[31m"}
 
+class _Console(logging.Handler):
+    """Shows time and message on the current ``sys.stdout``, which programs, notebooks and tests replace.
 
-class _ConsoleFormatter(logging.Formatter):
-    """Shows time and message; from WARNING on also the level, in color if the console supports it."""
+    From WARNING on it shows the level too, in color if the console supports it.
 
-    def __init__(self, color: bool, rank: int = 0) -> None:
-        super().__init__("%(asctime)s  %(message)s", "%H:%M:%S")
-        self._color = color
-        self._rank = f"rank {rank}: " if rank else ""
+    Args:
+        color: use colors if the console is a terminal.
+        rank: the rank of this process. Only errors of other ranks than 0 are shown.
+    """
 
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        line = super().formatMessage(record)
-        if record.levelno < logging.WARNING:
-            return line
-        line = f"{record.asctime}  {self._rank}{record.levelname}: {record.message}"
-        return f"{_LEVEL_COLORS[record.levelno]}{line}\033[0m" if self._color else line
-
-
-def _takes_color() -> bool:
-    try:
-        return sys.stdout.isatty()
-    except (AttributeError, ValueError):  # none, one of a script's own, or closed
-        return False
-
-
-class _ConsoleHandler(logging.StreamHandler):
-    """Writes to the current ``sys.stdout``, which programs, notebooks and tests replace."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
+    def __init__(self, color: bool, rank: int) -> None:
+        super().__init__(logging.INFO if rank == 0 else logging.ERROR)
+        try:
+            color = color and sys.stdout.isatty()
+        except (AttributeError, ValueError):  # none, one of a script's own, or closed
+            color = False
+        yellow, red, end = ("\033[33m", "\033[31m", "\033[0m") if color else ("", "", "")
+        level = f"%(asctime)s  {f'rank {rank}: ' if rank else ''}%(levelname)s: %(message)s{end}"
+        self._info, self._warning, self._error = (
+            logging.Formatter(line, "%H:%M:%S") for line in ("%(asctime)s  %(message)s", yellow + level, red + level)
+        )
 
     def emit(self, record: logging.LogRecord) -> None:
-        closed = getattr(sys.stdout, "closed", sys.stdout is None)
-        if not closed and not is_shown(getattr(record, "shown_in", "")):
+        shown_in = getattr(record, "shown_in", "")
+        if getattr(sys.stdout, "closed", sys.stdout is None) or (shown_in and is_shown(shown_in)):
+            return
+        try:
+            line = self.format(record)
             with above_bar():
-                super().emit(record)
+                sys.stdout.write(line + "\n")
+                sys.stdout.flush()
+        except Exception:
+            self.handleError(record)
 
     def format(self, record: logging.LogRecord) -> str:
+        is_error, is_warning = record.levelno >= logging.ERROR, record.levelno >= logging.WARNING
+        line = (self._error if is_error else self._warning if is_warning else self._info).format(record)
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # of the console, which may not have all letters
-        return super().format(record).encode(encoding, "backslashreplace").decode(encoding)
-
-    @property
-    def stream(self) -> Any:
-        return sys.stdout
+        return line.encode(encoding, "backslashreplace").decode(encoding)
 
 
 class _LogFile(logging.FileHandler):
@@ -111,12 +105,11 @@ def setup_logger(
     logger = logging.getLogger(name)
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
-    known = next((handler for handler in logger.handlers if isinstance(handler, _ConsoleHandler)), None)
-    if known is None or distributed_rank > 0:  # an earlier call, in a script's imports, did not know the rank
-        console = known or _ConsoleHandler()
-        console.setLevel(logging.INFO if distributed_rank == 0 else logging.ERROR)
-        console.setFormatter(_ConsoleFormatter(color and _takes_color(), distributed_rank))
-        logger.addHandler(console)
+    known = [handler for handler in logger.handlers if isinstance(handler, _Console)]
+    if not known or distributed_rank > 0:
+        for handler in known:  # an earlier call, in a script's imports, did not know the rank
+            logger.removeHandler(handler)
+        logger.addHandler(_Console(color, distributed_rank))
     if output is not None:
         path = os.path.abspath(output if output.endswith((".txt", ".log")) else os.path.join(output, "log.txt"))
         files = {path: logging.ERROR, f"{path}.rank{distributed_rank}": logging.DEBUG}
@@ -136,7 +129,7 @@ def set_console_level(level: str) -> None:
     """Set the lowest level of hookline's messages on the console, such as "WARNING". Files keep all messages."""
     for name in LOGGERS:
         for handler in logging.getLogger(name).handlers:
-            if isinstance(handler, _ConsoleHandler):
+            if isinstance(handler, _Console):
                 handler.setLevel(level)
 
 

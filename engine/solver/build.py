@@ -152,8 +152,9 @@ def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | N
             f"SOLVER.PARAM_GROUPS: {type(optimizer).__name__} has no setting {setting!r}"
             f"{suggest(setting, optimizer.defaults) or '.'} It has: {', '.join(optimizer.defaults)}"
         )
-    start_momentum(optimizer)
-    return maybe_add_gradient_clipping(cfg, optimizer)
+    if is_sgd:
+        start_momentum(optimizer)
+    return maybe_add_gradient_clipping(cfg, optimizer) if solver.CLIP_GRADIENTS.ENABLED else optimizer
 
 
 def _can_fuse(target: Any, model: nn.Module, groups: list[dict[str, Any]]) -> bool:
@@ -183,15 +184,17 @@ def check_solver(cfg: CfgNode) -> None:
     Raises:
         ConfigError: the first problem found.
     """
-    for name, part in (solver_parts(cfg) or {"": cfg}).items():
+    for name, part in (solver_parts(cfg) if cfg.SOLVER.OPTIMIZERS else {"": cfg}).items():
         key = f"SOLVER.OPTIMIZERS.{name}" if name else ""
         with errors_at(key) if key else nullcontext():
-            check_param_rules(part)
+            if part.SOLVER.PARAM_GROUPS:
+                check_param_rules(part)
             if OPTIMIZER_KEY.is_named(part):
                 _check_optimizer(part)
             if part.SOLVER.LR_SCHEDULER_NAME:
                 check_scheduler(part)
-    build_grad_clipper(cfg)
+    if cfg.SOLVER.CLIP_GRADIENTS.ENABLED:
+        build_grad_clipper(cfg)
 
 
 def _check_optimizer(cfg: CfgNode) -> Any:

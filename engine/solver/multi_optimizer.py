@@ -14,7 +14,6 @@ __all__ = [
     "NothingToTrainError",
     "OptimizerList",
     "SchedulerList",
-    "as_list",
     "parameters_of_parts",
     "schedulers_of",
     "solver_parts",
@@ -98,13 +97,6 @@ def schedulers_of(scheduler: Any) -> list[Any]:
     return list(scheduler) if isinstance(scheduler, SchedulerList) else [scheduler]
 
 
-def as_list(parts: Any, kind: type) -> Any:
-    """Return a list, tuple or mapping as a ``kind``, and a single object as it is. A trainer needs an optimizer."""
-    if parts is None and kind is OptimizerList:
-        raise ConfigError("the optimizer is None: pass one, or a list or dict of them")
-    return kind(parts) if isinstance(parts, list | tuple | Mapping) else parts
-
-
 # ---------------------------------------------------------------------- the config
 
 
@@ -118,8 +110,6 @@ def solver_parts(cfg: CfgNode) -> dict[str, CfgNode]:
     Raises:
         ConfigError: a part is malformed, or two have no PARAMS; the message has the full key.
     """
-    if not cfg.SOLVER.OPTIMIZERS:
-        return {}
     # The default config has the keys of one optimizer and its schedule before OPTIMIZERS.
     keys, parts = list(get_cfg().SOLVER), {}
     allowed = ["PARAMS", *keys[: keys.index("OPTIMIZERS")]]

@@ -205,7 +205,7 @@ def check_scheduler(cfg: CfgNode) -> ComponentKey:
         ConfigError: name or arguments are wrong, or a key does not fit the scheduler.
     """
     cfg = resolve_schedule(cfg, 1)  # to check the arguments' types; the data is not known yet
-    name, metric, target = cfg.SOLVER.LR_SCHEDULER_NAME, plateau_metric(cfg), _target(cfg)
+    name, target = cfg.SOLVER.LR_SCHEDULER_NAME, _target(cfg)
     if isinstance(target, type):
         takes_optimizer = issubclass(target, TorchScheduler | TimmScheduler)
     else:  # a function whose first parameter is the optimizer
@@ -215,13 +215,17 @@ def check_scheduler(cfg: CfgNode) -> ComponentKey:
     if getattr(target, "__name__", "") == "PlateauLRScheduler":
         plateau = "torch.optim.lr_scheduler:ReduceLROnPlateau"
         raise ConfigError(f"SOLVER.LR_SCHEDULER_NAME: timm's {name!r} cannot be resumed; use {plateau!r}")
-    if _is_plateau(target) and not metric:
-        raise ConfigError(
-            f'SOLVER.LR_SCHEDULER_METRIC: {name!r} needs the name of a metric, such as "digits_test/loss"; its default '
-            "is CHECKPOINT.BEST.METRIC, which is empty too"
-        )
-    if names_function(metric):
-        raise ConfigError(f"SOLVER.LR_SCHEDULER_METRIC: {name!r} needs the name of a metric, not the function {metric}")
+    if _is_plateau(target):
+        metric = plateau_metric(cfg)
+        if not metric:
+            raise ConfigError(
+                f'SOLVER.LR_SCHEDULER_METRIC: {name!r} needs the name of a metric, such as "digits_test/loss"; its '
+                "default is CHECKPOINT.BEST.METRIC, which is empty too"
+            )
+        if names_function(metric):
+            raise ConfigError(
+                f"SOLVER.LR_SCHEDULER_METRIC: {name!r} needs the name of a metric, not the function {metric}"
+            )
     return component_key
 
 
@@ -249,7 +253,8 @@ def _has_interval(scheduler: Any) -> bool:
 
 def scheduler_hooks(cfg: CfgNode, scheduler: Any) -> list[LRScheduler]:
     """Return the hooks that step the trainer's schedules: one, or one for each of a ``SchedulerList``."""
-    parts, several = solver_parts(cfg), isinstance(scheduler, SchedulerList)
+    several = isinstance(scheduler, SchedulerList)
+    parts = solver_parts(cfg) if several else {}
     hooks = []
     for name, one in scheduler.named.items() if several else [("", scheduler)]:
         solver = parts.get(name, cfg).SOLVER

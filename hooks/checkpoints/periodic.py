@@ -91,7 +91,7 @@ class PeriodicCheckpointer(HookBase):
         self.max_iter = self.trainer.max_iter
         self._due, self._saved_iter, self._error = False, -1, None
         self._every.start()
-        self._poll = self.checkpointer.poll
+        self._asynchronous = getattr(self.checkpointer, "asynchronous", False)  # fvcore's have no such attribute
         self._has_own_step = type(self).after_step is not PeriodicCheckpointer.after_step
 
     @for_subclasses
@@ -100,7 +100,8 @@ class PeriodicCheckpointer(HookBase):
 
     def on_save(self) -> None:
         trainer = self.trainer
-        self._poll()  # finishes an asynchronous save that has ended
+        if self._asynchronous:
+            self.checkpointer.poll()  # finishes a save that has ended
         if trainer.ending:
             self._save_last()
             return
