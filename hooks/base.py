@@ -306,12 +306,12 @@ class Every:
         self._last = now
         return True
 
-    def left(self, trainer: Any, at_end: bool = False, done: int | None = None) -> int:
-        """Return how many periods end after ``done`` iterations, by default after the current step.
+    def left(self, trainer: Any, at_end: bool = False) -> int:
+        """Return how many periods end after the current step.
 
         With ``at_end``, the end of the run ends a period. Periods in time are not counted.
         """
-        period, done, length = self.period, trainer.iter + 1 if done is None else done, trainer.iters_per_epoch
+        period, done, length = self.period, trainer.iter + 1, trainer.iters_per_epoch
         if not done < trainer.max_iter < math.inf:
             return 0
         if not period or period.unit == "s" or (period.unit == "ep" and not length):

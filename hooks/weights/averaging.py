@@ -246,7 +246,6 @@ class WeightAveraging(HookBase):
         if self.evaluate and not self._was_evaluated:
             logger.warning("Evaluations use the first average with evaluate; %s is only kept", type(self).__name__)
         self._seen = self.trainer.start_iter - 1
-        self._warn_if_never_due()
 
     def _first_iteration(self) -> int:
         """Return the iteration where averaging begins, for the current length of the run."""
@@ -255,20 +254,6 @@ class WeightAveraging(HookBase):
             return round(self._fraction * trainer.max_iter)
         with errors_at(f"{type(self).__name__}: start"):
             return self._start_length.iterations(trainer.iters_per_epoch)
-
-    def _warn_if_never_due(self) -> None:
-        """Warn if the run ends before the first average."""
-        trainer, first, unit = self.trainer, self._first_iteration(), self._every.period.unit
-        if unit == "s" or (unit == "ep" and not trainer.iters_per_epoch) or trainer.start_iter >= trainer.max_iter:
-            return
-        if self.average is None and not self._every.left(trainer, done=max(first, trainer.start_iter)):
-            logger.warning(
-                "%s: there will be no average: it is due every %s from iteration %d on, and the run ends at %d",
-                type(self).__name__,
-                self._every.period,
-                first,
-                trainer.max_iter,
-            )
 
     def after_step(self) -> None:
         iteration = self.trainer.iter
@@ -285,6 +270,9 @@ class WeightAveraging(HookBase):
 
     def after_train(self) -> None:
         self._seen = None
+        if self.average is None and self.trainer.completed:
+            name, period, first = type(self).__name__, self._every.period, self._first_iteration()
+            logger.warning("%s: there is no average: it is due every %s from iteration %d on", name, period, first)
 
     def _begin(self, values: Mapping[str, torch.Tensor] | None = None) -> None:
         with errors_at(type(self).__name__):
