@@ -6,7 +6,7 @@ import logging
 import pytest
 import torch
 from fvcore.common.param_scheduler import LinearParamScheduler
-from small_runs import Net
+from small_runs import Net, same
 from torch import nn
 
 from hookline.config import ConfigError
@@ -43,10 +43,6 @@ def make_trainer(loader=None, cls=SimpleTrainer, hooks=(), **kwargs):
     trainer = cls(model, batches() if loader is None else loader, torch.optim.SGD(model.parameters(), 0.1), **kwargs)
     trainer.register_hooks(hooks)
     return trainer
-
-
-def same(a, b):
-    return all(torch.equal(a[name], b[name]) for name in a)
 
 
 class Recorder(HookBase):

@@ -1,5 +1,4 @@
 import functools
-import json
 import logging
 import os
 import re
@@ -9,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from ranks import rows
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -62,10 +62,6 @@ def trained(trainer):
 
 def weights(trainer):
     return torch.cat([value.flatten() for value in trainer.model.state_dict().values()])
-
-
-def rows(folder):
-    return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
 
 
 def test_it_trains_evaluates_and_predicts(make, tmp_path):
@@ -734,12 +730,12 @@ class OfAny(Net):
 
 @pytest.mark.parametrize("kind", COLLATE)
 def test_any_batch_is_counted_and_cut_by_its_samples(make, kind):
-    rows = list(zip(*points(23).tensors, strict=True))
+    samples = list(zip(*points(23).tensors, strict=True))
     config = {"DATALOADER.COLLATE_FN": COLLATE[kind], "SOLVER.OPTIMIZER.NAME": "SGD"}
     found = []
     for parts in (1, 3):
         trainer = make(
-            OfAny, rows, rows, loss=None, metrics=["Loss"], config={**config, "SOLVER.ACCUMULATION_STEPS": parts}
+            OfAny, samples, samples, loss=None, metrics=["Loss"], config={**config, "SOLVER.ACCUMULATION_STEPS": parts}
         )
         metric = trainer.train().metrics["test/loss"]
         scores = trainer.model.layers[0](points(23).tensors[0])[:, :3]
@@ -749,12 +745,12 @@ def test_any_batch_is_counted_and_cut_by_its_samples(make, kind):
 
 
 def test_a_dataclass_is_a_batch_by_the_names_of_its_fields(make):
-    rows = list(zip(X, Y, strict=True))
+    samples = list(zip(X, Y, strict=True))
     config = {"DATALOADER.COLLATE_FN": COLLATE["dataclass"]}
-    trainer = make(Net, rows, rows, metrics=["Accuracy"], config=config)
+    trainer = make(Net, samples, samples, metrics=["Accuracy"], config=config)
     assert "test/accuracy" in trainer.train().metrics
-    assert trainer.predict(rows).shape == (24, 3)
-    assert torch.equal(weights(trainer), weights(trained(make(Net, rows))))
+    assert trainer.predict(samples).shape == (24, 3)
+    assert torch.equal(weights(trainer), weights(trained(make(Net, samples))))
 
 
 class Lazy(nn.Module):

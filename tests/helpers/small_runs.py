@@ -1,5 +1,6 @@
 """Small models and runs that several test files use."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,28 @@ def train_net(steps, *hooks, start=0, device="cpu"):
 
 
 # ---------------------------------------------------------------------- checkpoints
+
+
+def seeded_net(seed=0):
+    """A linear layer and batch norm, with weights from a seed."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+
+
+def same(one, other):
+    """Whether two modules or state dicts have the same names and values."""
+    one, other = (part.state_dict() if isinstance(part, nn.Module) else part for part in (one, other))
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in other)
+
+
+class Attack:
+    """An object whose pickle makes a folder where it is read."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
 
 
 class Counter:

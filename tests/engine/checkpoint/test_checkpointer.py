@@ -3,21 +3,11 @@ import os
 import numpy as np
 import pytest
 import torch
-from small_runs import Counter
+from small_runs import Counter, same, seeded_net
 from torch import nn
 
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer, files, unwrap_model
-
-
-def net(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-
-
-def equal(a, b):
-    a, b = a.state_dict(), b.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.fixture(autouse=True)
@@ -38,35 +28,35 @@ def names(folder):
 
 
 def test_a_resume_loads_everything_and_a_new_run_the_weights_only(folder, tmp_path):
-    model = net()
+    model = seeded_net()
     checkpointer = Checkpointer(model, str(folder), counter=Counter(7))
     checkpointer.save("model_a", iteration=3, scores=np.arange(3))
     checkpointer.save("model_b", tag_last=False, iteration=4)
     assert names(folder) == ["last_checkpoint", "model_a.pth", "model_b.pth"]
 
-    other, fresh = net(1), Counter()
+    other, fresh = seeded_net(1), Counter()
     extra = Checkpointer(other, str(folder), counter=fresh).resume_or_load("")
-    assert equal(model, other)
+    assert same(model, other)
     assert (fresh.value, extra["iteration"], extra["scores"].tolist()) == (7, 3, [0, 1, 2])
 
     plain = tmp_path / "weights.pth"
     torch.save(model.state_dict(), plain)
     for path, resume in ((folder / "model_a.pth", False), (folder / "model_a.pth", True), (plain, False)):
-        other, fresh = net(1), Counter()
+        other, fresh = seeded_net(1), Counter()
         Checkpointer(other, str(folder / "new"), counter=fresh).resume_or_load(str(path), resume=resume)
-        assert equal(model, other)
+        assert same(model, other)
         assert fresh.value == 0
 
 
 def test_nothing_is_saved_without_a_folder_or_by_a_rank_that_does_not_write(tmp_path, folder, monkeypatch):
     monkeypatch.chdir(tmp_path)
     called = []
-    Checkpointer(net()).save("model", then=called.append)
-    Checkpointer(net(), str(folder), save_to_disk=False).save("model", then=called.append)
+    Checkpointer(seeded_net()).save("model", then=called.append)
+    Checkpointer(seeded_net(), str(folder), save_to_disk=False).save("model", then=called.append)
     assert names(tmp_path) == []
     assert called == [None, None]
     with pytest.raises(ValueError, match="'a/b'"):
-        Checkpointer(net(), str(folder)).save("a/b")
+        Checkpointer(seeded_net(), str(folder)).save("a/b")
 
 
 class Compiled(nn.Module):
@@ -84,12 +74,12 @@ def partly_compiled(model):
 
 @pytest.mark.parametrize("wrap", [lambda model: nn.DataParallel(Compiled(model)), partly_compiled])
 def test_wrapped_models_are_saved_and_loaded_with_plain_names(folder, wrap):
-    model, plain, wrapped = net(), net(1), wrap(net(2))
-    Checkpointer(wrap(net()), str(folder)).save("model")
+    model, plain, wrapped = seeded_net(), seeded_net(1), wrap(seeded_net(2))
+    Checkpointer(wrap(seeded_net()), str(folder)).save("model")
     assert list(torch.load(folder / "model.pth", weights_only=True)["model"]) == list(model.state_dict())
     Checkpointer(plain, str(folder)).resume_or_load("")
     Checkpointer(wrapped, str(folder)).resume_or_load("")
-    assert equal(model, plain)
+    assert same(model, plain)
     assert all(map(torch.equal, unwrap_model(wrapped).parameters(), model.parameters()))
 
 
@@ -98,7 +88,7 @@ def test_wrapped_models_are_saved_and_loaded_with_plain_names(folder, wrap):
 
 def test_a_state_that_cannot_be_saved_is_named_and_keeps_the_last_checkpoint(folder):
     counter = Counter(1)
-    checkpointer = Checkpointer(net(), str(folder), counter=counter)
+    checkpointer = Checkpointer(seeded_net(), str(folder), counter=counter)
     checkpointer.save("model_final")
     before = (folder / "model_final.pth").read_bytes()
     counter.value = [object()]
@@ -116,7 +106,7 @@ def corrupt(path, how):
     if how == "cut":
         path.write_bytes(whole[: len(whole) // 2])
     elif how == "bit":
-        middle = whole.index(net()[0].weight.detach().numpy().tobytes()[:8])
+        middle = whole.index(seeded_net()[0].weight.detach().numpy().tobytes()[:8])
         path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 0x40]) + whole[middle + 1 :])
     elif how == "pipe":
         os.mkfifo(path)
@@ -124,32 +114,32 @@ def corrupt(path, how):
 
 @pytest.mark.parametrize("how", ["cut", "missing", "bit", "pipe"])
 def test_a_resume_skips_a_corrupt_checkpoint_and_never_takes_other_files(folder, log, how):
-    checkpointer = Checkpointer(net(), str(folder), counter=Counter(1))
+    checkpointer = Checkpointer(seeded_net(), str(folder), counter=Counter(1))
     for iteration in (1, 2, 3):
         checkpointer.save(f"model_{iteration}", iteration=iteration)
     checkpointer.save("model_best", tag_last=False, iteration=1000)
-    torch.save(net(5).state_dict(), folder / "pretrained.pth")
+    torch.save(seeded_net(5).state_dict(), folder / "pretrained.pth")
     corrupt(folder / "model_3.pth", how)
-    extra = Checkpointer(net(1), str(folder), counter=Counter()).resume_or_load("")
+    extra = Checkpointer(seeded_net(1), str(folder), counter=Counter()).resume_or_load("")
     assert extra == {"iteration": 2}
     assert any("model_3.pth" in record.getMessage() for record in log.records if record.levelname == "WARNING")
 
 
 def test_a_resume_with_only_corrupt_checkpoints_is_an_error(folder):
-    Checkpointer(net(), str(folder)).save("model_1")
+    Checkpointer(seeded_net(), str(folder)).save("model_1")
     corrupt(folder / "model_1.pth", "cut")
     with pytest.raises(ConfigError, match="intact"):
-        Checkpointer(net(1), str(folder)).resume_or_load("")
+        Checkpointer(seeded_net(1), str(folder)).resume_or_load("")
 
 
 @pytest.mark.parametrize("checkpointables", [None, []])
 @pytest.mark.parametrize("ours", [True, False])
 def test_every_load_verifies_and_a_corrupt_file_does_not_change_the_model(folder, ours, checkpointables):
-    Checkpointer(net(), str(folder)).save("model")
+    Checkpointer(seeded_net(), str(folder)).save("model")
     if not ours:
-        torch.save(net().state_dict(), folder / "model.pth")
+        torch.save(seeded_net().state_dict(), folder / "model.pth")
     corrupt(folder / "model.pth", "bit")
-    other = net(1)
+    other = seeded_net(1)
     with pytest.raises(ConfigError, match=r"model\.pth"):
         Checkpointer(other).load(str(folder / "model.pth"), checkpointables)
-    assert equal(other, net(1))
+    assert same(other, seeded_net(1))

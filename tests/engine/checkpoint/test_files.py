@@ -15,7 +15,7 @@ import pytest
 import torch
 from iopath.common.file_io import PathHandler
 from ranks import finish, fork
-from small_runs import Counter
+from small_runs import Attack, Counter
 from torch import nn
 
 from hookline.config import ConfigError
@@ -112,14 +112,6 @@ def test_numpy_arrays_are_read_as_tensors_and_numbers_as_pythons(tmp_path, mmap,
         native = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("=")).reshape(array.shape)
         assert got["arrays"][name].dtype == torch.from_numpy(native).dtype
         assert torch.equal(got["arrays"][name], torch.from_numpy(native)), name
-
-
-class Attack:
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __reduce__(self):
-        return os.mkdir, (self.folder,)
 
 
 def refused(path):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from small_runs import same
 from torch import nn
 
 from hookline.config import ConfigError
@@ -27,11 +28,6 @@ def wrapped(seed):
     return outer
 
 
-def equal(a, b):
-    a, b = a.state_dict(), b.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
 WEIGHTS = dict(net().state_dict())
 
 
@@ -47,7 +43,7 @@ def prefixed(prefix):
 def test_prefixes_are_removed_when_names_match_without_them(prefix, other):
     model = net(1)
     report = load_weights(model, {**prefixed(prefix), **dict.fromkeys(other, torch.ones(4))})
-    assert equal(model, net())
+    assert same(model, net())
     assert (report.loaded, report.total, report.unexpected_keys) == (9, 9, list(other))
 
 
@@ -60,7 +56,7 @@ def test_names_match_by_suffix_where_the_file_or_the_path_asks_for_it(tmp_path):
         model = wrapped(1)
         checkpointer = Checkpointer(model)
         checkpointer.load(f"{tmp_path}/{path}", [])
-        assert equal(model.body, net())
+        assert same(model.body, net())
         assert checkpointer.load_report.missing_keys == []
     for path in ("plain.pth", "plain.pth?matching=True"):  # another query is part of the name
         with pytest.raises(ConfigError, match=r"plain\.pth"):
@@ -137,7 +133,7 @@ def test_weights_of_another_model_are_an_error_and_do_not_change_the_model():
     for found in ({"conv.weight": torch.ones(2)}, {"head.weight": torch.ones(9, 9)}, {}):
         with pytest.raises(ConfigError, match=next(iter(found), "none of its weights")):
             load_weights(model, found)
-    assert equal(model, before)
+    assert same(model, before)
     assert load_weights(nn.ReLU(), {"a": torch.ones(1)}).unexpected_keys == [
         "a"
     ]  # a model without weights takes any file
@@ -151,4 +147,4 @@ def test_a_load_file_method_written_for_fvcore_works(tmp_path):
     (tmp_path / "file.xyz").write_text("")
     model = net(1)
     assert Ported(model).load(str(tmp_path / "file.xyz"), []) == {"note": str(tmp_path / "file.xyz")}
-    assert equal(model, net())
+    assert same(model, net())

@@ -11,7 +11,7 @@ import zlib
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from small_runs import Attack, same, seeded_net
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
@@ -31,17 +31,8 @@ def mesh():
     dist.destroy_process_group()
 
 
-def net(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-
-
-STATE = dict(net().state_dict())
+STATE = dict(seeded_net().state_dict())
 AVERAGED = {name: value + 1 for name, value in STATE.items()}
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.fixture
@@ -93,7 +84,7 @@ def test_sharded_tensors_are_separated_and_read_whole_without_a_model(state, our
 
 @pytest.mark.parametrize("kind", ["ours", "folder"])
 def test_a_sharded_checkpoint_is_a_warm_start_of_one_process(request, kind):
-    path, model = str(request.getfixturevalue(kind)), net(1)
+    path, model = str(request.getfixturevalue(kind)), seeded_net(1)
     Checkpointer(model).load(path, [], strict=True)
     assert same(model.state_dict(), STATE)
 
@@ -131,14 +122,6 @@ def test_damage_is_detected_and_the_file_is_named(ours, name, damage):
 # ---------------------------------------------------------------------------- attacks
 
 
-class Attack:
-    def __init__(self, folder):
-        self.folder = str(folder)
-
-    def __reduce__(self):
-        return os.mkdir, (self.folder,)
-
-
 class OfWindows:
     def __reduce__(self):
         return pathlib.WindowsPath, ("x",)
@@ -166,7 +149,7 @@ def test_no_reader_unpickles_a_ranks_metadata(folder, tmp_path):
     # Torch cannot unpickle a WindowsPath here, and falls back to __0.metadata.
     change_metadata(folder, lambda metadata: setattr(metadata.storage_meta, "checkpoint_id", OfWindows()))
     (folder / "__0.metadata").write_bytes(pickle.dumps(Attack(tmp_path / "attacked")))
-    for read in (Checkpointer(net(1)).load, inspect_checkpoint):
+    for read in (Checkpointer(seeded_net(1)).load, inspect_checkpoint):
         read(str(folder))
     assert not (tmp_path / "attacked").exists()
 
@@ -189,7 +172,7 @@ def test_a_weight_that_is_an_object_is_never_unpickled(ours, tmp_path):
                 info.offset, info.length = start, len(buffer.getvalue())
 
     change_metadata(ours, change, "__0_0.distcp")
-    for read in (Checkpointer(net(1)).load, inspect_checkpoint):
+    for read in (Checkpointer(seeded_net(1)).load, inspect_checkpoint):
         with pytest.raises(ConfigError, match="is corrupt"):
             read(str(ours))
     assert not (tmp_path / "attacked").exists()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from small_runs import same, seeded_net
 from torch import nn
 
 from hookline.config import ConfigError
@@ -18,18 +19,8 @@ from hookline.engine.checkpoint import Checkpointer, save_weights
 from hookline.engine.checkpoint.find_checkpoint import find_checkpoint
 from hookline.engine.checkpoint.weights import averaged_weights, choose_weights, read_checkpoint
 
-
-def net(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-
-
-STATE = net().state_dict()
+STATE = seeded_net().state_dict()
 AVERAGED = {name: value + 1 for name, value in STATE.items()}
-
-
-def same(weights, other=STATE):
-    return weights.keys() == other.keys() and all(torch.equal(weights[name], other[name]) for name in other)
 
 
 def refused(path):
@@ -63,7 +54,7 @@ def test_files_of_torch_save_by_all_tools_are_read_and_not_changed(tmp_path, nam
     for mmap in (False, True):
         got = read_checkpoint(str(path), mmap=mmap)
         assert got["model"].pop("0._extra_state", None) == ({"seen": 3} if name == "with extra state" else None)
-        assert same(got["model"])
+        assert same(got["model"], STATE)
         assert got.get("trainer") == ({"iteration": 3} if name == "ours" else None)
     got["model"]["0.weight"].zero_()
     assert path.read_bytes() == before
@@ -85,7 +76,7 @@ def test_corrupt_and_missing_files_are_refused_by_name(tmp_path, monkeypatch):
 
 
 def test_a_runs_folder_means_its_last_checkpoint(tmp_path):
-    checkpointer = Checkpointer(net(), str(tmp_path))
+    checkpointer = Checkpointer(seeded_net(), str(tmp_path))
     for iteration, name in enumerate(("model_a", "model_b", "model_best")):
         checkpointer.save(name, tag_last=name != "model_best", iteration=iteration)
     assert find_checkpoint(str(tmp_path)) == str(tmp_path / "model_b.pth")
@@ -115,7 +106,7 @@ def sharded(folder):
 def test_hugging_faces_folders_are_read(tmp_path, write):
     (tmp_path / "config.json").write_text("{}")
     write(tmp_path)
-    assert same(read_checkpoint(str(tmp_path))["model"])
+    assert same(read_checkpoint(str(tmp_path))["model"], STATE)
 
 
 def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path):
@@ -151,12 +142,12 @@ def test_a_uri_is_downloaded(tmp_path, monkeypatch):
     monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *args: None)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        model, address = net(1), f"http://127.0.0.1:{server.server_port}"
+        model, address = seeded_net(1), f"http://127.0.0.1:{server.server_port}"
         Checkpointer(model).load(f"{address}/net.pth", [])
         with pytest.raises(ConfigError, match=r"nothing\.pth"):
             Checkpointer(model).load(f"{address}/nothing.pth", [])
         server.shutdown()
-    assert same(model.state_dict())
+    assert same(model.state_dict(), STATE)
 
 
 # ---------------------------------------------------------------------------- averaged weights

@@ -1,9 +1,8 @@
 """Data, solver and writers as projects of detectron2 write them: trained, stopped and resumed."""
 
-import json
-
 import pytest
 import torch
+from ranks import rows
 from torch import nn
 
 from hookline.config import CfgNode, get_cfg
@@ -130,5 +129,4 @@ def test_a_resumed_run_equals_the_whole_one(tmp_path, sampler):
     assert torch.equal(resumed.model.fc.weight, whole.model.fc.weight)
     assert resumed.optimizer.param_groups[0]["lr"] == whole.optimizer.param_groups[0]["lr"] == pytest.approx(1e-4)
     assert {"loss_cls", "total_loss", "lr"} <= resumed.latest.names
-    rows = [json.loads(line) for line in (tmp_path / "parts" / "metrics.json").read_text().splitlines()]
-    assert rows[-1]["iteration"] == 11
+    assert rows(tmp_path / "parts")[-1]["iteration"] == 11

@@ -1,12 +1,12 @@
 """The usual shapes of trainers written for detectron2. Each is trained, saved, resumed and evaluated."""
 
-import json
 import os
 import time
 import weakref
 
 import pytest
 import torch
+from ranks import rows
 from torch import nn
 
 from hookline.config import get_cfg
@@ -257,10 +257,6 @@ def make(tmp_path):
         return shape(cfg)
 
     return make
-
-
-def rows(folder):
-    return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model
+from small_runs import same, seeded_net
 from torch import nn
 
 import hookline
@@ -19,18 +20,8 @@ from hookline.engine.export.export import export_program
 from hookline.engine.modeling import build_model
 from hookline.runs.reading import check_output
 
-
-def net(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-
-
-STATE = net().state_dict()
+STATE = seeded_net().state_dict()
 AVERAGED = {name: value + 1 for name, value in STATE.items()}
-
-
-def same(weights, other=STATE):
-    return weights.keys() == other.keys() and all(torch.equal(weights[name], other[name]) for name in other)
 
 
 @pytest.fixture
@@ -48,7 +39,7 @@ def run(tmp_path):
 def test_a_safetensors_file_holds_the_weights_and_their_origin(run, tmp_path):
     path = str(tmp_path / "net.safetensors")
     done = export_weights(run, path)
-    assert same(load_file(path))
+    assert same(load_file(path), STATE)
     with safe_open(path, framework="pt") as file:
         assert file.metadata() == done.metadata
     origin = {"hookline": hookline.__version__, "iteration": "99", "model": "Net", "weights": "model"}
@@ -60,10 +51,10 @@ def test_a_safetensors_file_holds_the_weights_and_their_origin(run, tmp_path):
 def test_exported_weights_can_be_a_warm_start(run, tmp_path, name):
     export_weights(run, tmp_path / name)
     if name != "net.safetensors":
-        assert same(torch.load(tmp_path / name, weights_only=True))
-    model = net(1)
+        assert same(torch.load(tmp_path / name, weights_only=True), STATE)
+    model = seeded_net(1)
     Checkpointer(model).load(str(tmp_path / name), [], strict=True)
-    assert same(model.state_dict())
+    assert same(model.state_dict(), STATE)
     (tmp_path / "plain").touch()
     assert (tmp_path / name).stat().st_mode == (tmp_path / "plain").stat().st_mode
 

@@ -4,19 +4,14 @@ import json
 
 import pytest
 import torch
-from torch import nn
+from small_runs import seeded_net
 
 from hookline.config import get_cfg
 from hookline.engine.export.inspection import hash_weights, inspect_checkpoint
 
 
-def net(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-
-
 def save(path, **hooks):
-    model = net()
+    model = seeded_net()
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(4, 2)).sum().backward()
     optimizer.step()
@@ -24,7 +19,7 @@ def save(path, **hooks):
     cfg.SOLVER.BASE_LR, cfg.SOLVER.OPTIMIZER.NAME = 0.5, "AdamW"
     run = {"optimizer": optimizer.state_dict(), "hooks": hooks, "run": {"config": cfg.dump()}}
     trainer = {"iteration": 9, "data": {"epoch": 2}, **run}
-    torch.save({"model": net().state_dict(), "trainer": trainer, "iteration": 9}, path)
+    torch.save({"model": seeded_net().state_dict(), "trainer": trainer, "iteration": 9}, path)
     return str(path)
 
 
@@ -47,16 +42,16 @@ def test_the_hash_covers_names_dtypes_shapes_and_bits():
 def test_the_content_of_a_checkpoint_is_described(tmp_path):
     path = save(tmp_path / "run.pth", LRScheduler={"last_epoch": 9})
     report = inspect_checkpoint(path)
-    ema = {"averaged_model": net(5).state_dict(), "evaluate": True}
+    ema = {"averaged_model": seeded_net(5).state_dict(), "evaluate": True}
     averaged = inspect_checkpoint(save(tmp_path / "averaged.pth", EMA=ema))["averaged"]
-    assert averaged["sha256"] == hash_weights(net(5).state_dict())
+    assert averaged["sha256"] == hash_weights(seeded_net(5).state_dict())
     assert report["file"] == path
     assert (report["iteration"], report["epoch"]) == (9, 2)
     weights = report["weights"]
     assert (weights["count"], weights["elements"]) == (7, 6 + 3 + 4 * 3 + 1)
     assert weights["megabytes"] == pytest.approx((21 * 4 + 8) / 1e6)
     assert weights["dtypes"] == ["float32", "int64"]
-    assert weights["sha256"] == hash_weights(net().state_dict())
+    assert weights["sha256"] == hash_weights(seeded_net().state_dict())
     assert report["averaged"] is None
     assert report["optimizer"]["tensors"] == 12
     assert report["hooks"] == ["LRScheduler"]
@@ -65,7 +60,7 @@ def test_the_content_of_a_checkpoint_is_described(tmp_path):
 
 
 def test_a_plain_state_dict_has_only_weights(tmp_path):
-    torch.save(net().state_dict(), tmp_path / "weights.pth")
+    torch.save(seeded_net().state_dict(), tmp_path / "weights.pth")
     report = inspect_checkpoint(str(tmp_path / "weights.pth"))
     assert report["weights"]["count"] == 7
     assert not any(report[name] for name in ("iteration", "epoch", "averaged", "optimizer", "hooks", "config"))

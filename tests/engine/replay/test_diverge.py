@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from small_runs import config_trainer
+from starts import contents
 from torch.utils.data import Dataset
 
 from hookline.cli import main
@@ -61,10 +62,6 @@ def diverge(capsys, run, other, *options):
     return code, capsys.readouterr().out
 
 
-def content(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.mark.parametrize(
     ("hooks", "images", "code", "lines"),
     [
@@ -98,12 +95,12 @@ def test_the_first_difference_of_two_runs_is_named(run, tmp_path, capsys, hooks,
 
 def test_one_changed_sample_is_named_and_no_file_changes(run, tmp_path, capsys):
     train(tmp_path, changed=CHANGED)
-    before = content(run), content(tmp_path)
+    before = contents(run), contents(tmp_path)
     code, text = diverge(capsys, run, tmp_path, "--most", "100")
     assert code == 1
     assert "It differs first in the batch." in text
     assert re.findall(r"input of sample (\d+) \(sum\)", text) == [str(CHANGED)]
-    assert (content(run), content(tmp_path)) == before
+    assert (contents(run), contents(tmp_path)) == before
 
 
 @pytest.mark.slow

@@ -1,10 +1,10 @@
 """A replayed step equals the run's to the bit, names its samples, and leaves the run's files as they were."""
 
-import json
 import random
 import re
 
 import pytest
+from ranks import rows
 from small_runs import config_trainer
 
 from hookline.config import ConfigError
@@ -42,10 +42,6 @@ def slow(*options):
     return pytest.param(options, marks=pytest.mark.slow)
 
 
-def rows_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -60,7 +56,7 @@ def rows_of(folder):
 )
 def test_a_replay_equals_the_run_to_the_bit_and_changes_none_of_its_files(tmp_path, options):
     config_trainer(tmp_path, *RUN, *options).train()
-    before, row = content(tmp_path), next(row for row in rows_of(tmp_path) if row["iteration"] == 10)
+    before, row = content(tmp_path), next(row for row in rows(tmp_path) if row["iteration"] == 10)
     report = replay(str(tmp_path), 10)
     assert report["checkpoint"] == "model_0000007.pth"
     if "SOLVER.COMPILE_STEP" in options:  # replayed in its parts, whose rounding may differ
