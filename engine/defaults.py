@@ -1,16 +1,4 @@
-"""``DefaultTrainer``: from a config to a run.
-
-How a run ends and goes on:
-
-- **Ctrl-C in step 7.** The hook ``SignalHandler`` calls ``request_stop(..., exit_code=130)``. The step ends as usual,
-  the loop does not begin another, and ``after_train`` saves ``model_0000007.pth``. Then :meth:`DefaultTrainer.train`
-  releases the folder, and raises ``SystemExit(130)``. A second Ctrl-C is a KeyboardInterrupt: nothing more is saved.
-- **A kill while a checkpoint is saved.** A file gets its name when it is complete, and ``last_checkpoint`` is replaced
-  after that. So the checkpoint before is still there, and is the last one.
-- **--resume.** :meth:`DefaultTrainer.resume_or_load` loads the last checkpoint that is intact; ``start_iter`` is the
-  iteration in it + 1. Where the config differs from that in the checkpoint, it decides (``resume/differences.py``).
-  Writers remove the rows from ``start_iter`` on, which are written again. Of a complete run nothing is left to do.
-"""
+"""``DefaultTrainer``: from a config to a run. docs/architecture.md tells how a run ends and continues."""
 
 import logging
 import os
@@ -104,9 +92,10 @@ class DefaultTrainer(SimpleTrainer):
     def __init__(self, cfg: CfgNode) -> None:
         cfg, self.current_run = Run.of(cfg, overridden_builders(type(self), DefaultTrainer))
         device, strategy = resolve_device(cfg.MODEL.DEVICE), build_strategy(cfg)
-        comm.set_data_ranks(strategy.data_rank, strategy.data_size)
-        if strategy.data_size < comm.get_world_size():  # ranks that share a batch need equal random numbers
-            seed_all_rng((cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()) + strategy.data_rank)
+        if (ranks := comm.get_world_size()) > 1:
+            comm.set_data_ranks(strategy.data_rank, strategy.data_size)
+            if strategy.data_size < ranks:  # ranks that share a batch need equal random numbers
+                seed_all_rng((cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()) + strategy.data_rank)
         cfg = self.auto_scale_workers(cfg, strategy.data_size)
         model = build_wrapped(lambda: initialized(self.build_model(cfg), cfg, self), strategy, device)
         adapter, plain = self.build_adapter(cfg), unwrap_model(model)
@@ -260,7 +249,8 @@ class DefaultTrainer(SimpleTrainer):
         loaded = self._resume is not None or self.start_iter > 0 or bool(getattr(self.checkpointer, "resumed_from", ""))
         if not loaded and self.checkpointer.has_checkpoint():
             check_ignored(run.args, "resume")
-        run.check_options(self._resume)
+        if run.args is not None:
+            run.check_options(self._resume)
         again = run.begun
         run.begin(self._resume)
         log_start(self, again)

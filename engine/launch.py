@@ -265,8 +265,6 @@ def check_same_config(cfg: CfgNode, options: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: a rank differs from rank 0. All ranks raise it, and the message lists the differences.
     """
-    if comm.get_world_size() == 1:
-        return
     python = ".".join(platform.python_version_tuple()[:2])
     versions = {"hookline": hookline.__version__, "torch": torch.__version__.partition("+")[0], "Python": python}
     mine = {key: repr(value) for key, value in {**cfg.flatten(), **options, **versions}.items()}

@@ -21,11 +21,10 @@ from ..config import CfgNode, ConfigError, Duration
 from ..config.files.atomic import check_regular, replace_text, shown_path
 from ..config.files.run_folder import RECORDS, FolderLock, check_records, move_run, recover, recover_if_idle
 from ..config.yaml_files import find_config
-from ..hooks.common import preserve_rng
 from ..hooks.writers.files import back_up
 from . import comm
 from .checkpoint.find_checkpoint import named_checkpoint
-from .evaluation import build_metrics, check_metrics
+from .evaluation import check_metrics
 from .launch import check_alone, check_restarts, check_same_config
 from .setup.check import check_config, unknown_parts
 from .setup.lazy_run import folder_of, lazy_run
@@ -83,8 +82,9 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     else:
         keys, text = lazy_run(cfg, options["resume"])
         lines = {f"config.yaml, line {number}": line for number, line in enumerate(text.splitlines(), start=1)}
-    compared = {f"--{name.replace('_', '-')}": options[name] for name in ("resume", "eval_only", "predict")}
-    check_same_config(keys, {**compared, **lines})
+    if comm.get_world_size() > 1:
+        compared = {f"--{name.replace('_', '-')}": options[name] for name in ("resume", "eval_only", "predict")}
+        check_same_config(keys, {**compared, **lines})
     kind: RunKind = "trial" if keys.FAST_DEV_RUN else "train"
     if options["eval_only"] or options["predict"]:
         kind = "inference"
@@ -187,7 +187,8 @@ class Run:
         run = cls.take(cfg)
         if run is None or not (cfg is run.user_cfg or cfg.dump(sort_keys=False) == run._text):
             check_config(cfg, overridden)
-            check_same_config(cfg, {})
+            if comm.get_world_size() > 1:
+                check_same_config(cfg, {})
             user_cfg, cfg = cfg, cfg.clone()
             run = cls(cfg, "trial" if cfg.FAST_DEV_RUN else "train")
             run.open(cfg)
@@ -200,8 +201,6 @@ class Run:
             cls.opened = None
         if cfg.DATASETS.TEST and run.kind != "inference" and {"build_evaluator", "test"}.isdisjoint(overridden):
             check_metrics(cfg)
-            with preserve_rng():
-                build_metrics(cfg)  # a constructor may refuse its arguments, also in a dry run
         cfg = cfg.thawed()  # the user's keeps its relative path
         cfg.OUTPUT_DIR = run.path  # the program may change its working directory
         if cfg.FAST_DEV_RUN:

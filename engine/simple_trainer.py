@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -16,10 +16,10 @@ from ..hooks.common import capture_rng, optimizers_of, refuse_closure, restore_r
 from ..hooks.event_storage import EventStorage, get_event_storage
 from . import comm
 from .checkpoint import unwrap_model
-from .data.epoch_iterator import EpochIterator, set_data_loader
+from .data.epoch_iterator import EpochIterator, check_indices, set_data_loader
 from .data.loader import move_to_device
 from .evaluation.evaluator import predictions
-from .evaluation.metrics import collect
+from .evaluation.metrics import gather
 from .modeling.adapters import ModelAdapter
 from .modeling.build import loss_module_of
 from .modeling.clear_errors import raise_clearer
@@ -86,6 +86,8 @@ class SimpleTrainer(TrainerBase):
     _step_outputs: StepOutputs | None = None  # if a hook asks for them
     _whole_step: Any = None  # a compiled step, or optimizers that take turns
     _detect_anomaly = detect_anomaly
+    gather = gather  # the values of all ranks
+    predict = predictions  # the model's outputs for each batch of a loader
     data_loader = property(attrgetter("batches.given"), set_data_loader)
     _data_loader_iter = property(attrgetter("batches"), set_data_loader)  # detectron2's name
     epoch = property(attrgetter("batches.epoch"))
@@ -371,13 +373,6 @@ class SimpleTrainer(TrainerBase):
 
     # ------------------------------------------------------------------ epochs and data
 
-    def check_indices(self) -> None:
-        if any(hook.uses_indices for hook in self.hooks.hooks) and not self.batches.has_indices:
-            raise ConfigError(
-                "a hook has uses_indices = True, and the training data has no indices: they are known for a map-style "
-                "data set that is passed or named itself, and for a DataLoader with a GlobalBatchSampler"
-            )
-
     def reset_data_loader(self, data_loader_builder: Callable[[], Iterable[Any]]) -> None:
         """Replace the data loader, from the next step on.
 
@@ -429,16 +424,6 @@ class SimpleTrainer(TrainerBase):
         parameter = next(self.model.parameters(), None)
         return "cpu" if parameter is None else parameter.device.type
 
-    def gather(self, value: Any) -> Any:
-        """Collective. Return the values of all ranks, concatenated in the order of ranks, on the trainer's device.
-
-        Args:
-            value: a tensor (a scalar counts as one element), an array, a list, or a dict or tuple of these.
-        """
-        if isinstance(value, torch.Tensor) and not value.dim():
-            value = value.reshape(1)
-        return self.to_device(collect([value]))
-
     def print(self, *values: Any, **options: Any) -> None:
         """Call ``print`` on rank 0 only."""
         if comm.is_main_process():
@@ -454,25 +439,6 @@ class SimpleTrainer(TrainerBase):
         """
         return self.adapter.losses_of_predictions(unwrap_model(self.model), batch, outputs)
 
-    def predict(
-        self,
-        data_loader: Iterable[Any],
-        with_batches: bool = False,
-        predict: Callable[[nn.Module, Any], Any] | None = None,
-    ) -> Iterator[Any]:
-        """Yield the model's outputs for each batch, in eval mode, with the weights that evaluations use.
-
-        Each rank predicts its own batches; :func:`~hookline.engine.evaluation.write_predictions` writes those of all
-        ranks to a file. For the events see :class:`~hookline.hooks.HookBase`.
-
-        Args:
-            data_loader: batches, as for training or without targets.
-            with_batches: yield pairs of a batch, on the model's device, and its outputs.
-            predict: called with model and batch. Default: the adapter's ``predict``.
-        """
-        self.move_modules()
-        return predictions(self, data_loader, with_batches, predict or self.adapter.predict)
-
     # ------------------------------------------------------------------ checks and state
 
     def hooks_changed(self) -> None:
@@ -484,7 +450,7 @@ class SimpleTrainer(TrainerBase):
         if asked or self._step_outputs is not None:
             self._step_outputs = self._step_outputs or StepOutputs(self)
             self._step_outputs.bind(asked)
-        self.check_indices()
+        check_indices(self)
         if self._whole_step is not None:
             self._whole_step.check(self, SimpleTrainer)
 

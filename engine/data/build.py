@@ -227,6 +227,8 @@ def check_same_length(loader: Any, key: str) -> Any:
     Raises:
         ConfigError: a rank's length differs from that of rank 0.
     """
+    if comm.get_world_size() == 1:
+        return loader
     batches = getattr(loader, "batch_sampler", None)
     is_split = isinstance(batches, GlobalBatchSampler) or isinstance(
         getattr(batches, "sampler", None), InferenceSampler

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ...config import ConfigError
 from ...hooks.common import length_of, preserve_rng
 from .. import comm
 from .batch_sampler import GlobalBatchSampler, PlacedBatch, has_state, takes_start
@@ -411,6 +412,15 @@ def set_data_loader(trainer: Any, loader: Any) -> None:
     """Make a trainer read from a loader, from its next batch on."""
     if "batches" in vars(trainer):
         trainer.batches.replace_loader(loader)
-        trainer.check_indices()
+        check_indices(trainer)
     else:
         trainer.batches = EpochIterator(loader, listener=weakref.proxy(trainer))
+
+
+def check_indices(trainer: Any) -> None:
+    """Raise a ConfigError if a hook of a trainer needs the indices of samples, and its data has none."""
+    if any(hook.uses_indices for hook in trainer.hooks.hooks) and not trainer.batches.has_indices:
+        raise ConfigError(
+            "a hook has uses_indices = True, and the training data has no indices: they are known for a map-style "
+            "data set that is passed or named itself, and for a DataLoader with a GlobalBatchSampler"
+        )

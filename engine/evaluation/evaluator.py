@@ -242,14 +242,26 @@ def outputs_of(
 
 
 def predictions(
-    trainer: Any, data_loader: Iterable[Any], with_batches: bool, predict: Callable[[Any, Any], Any]
+    trainer: Any,
+    data_loader: Iterable[Any],
+    with_batches: bool = False,
+    predict: Callable[[nn.Module, Any], Any] | None = None,
 ) -> Iterator[Any]:
-    """Yield a trainer's predictions, and emit the events around them; see :meth:`SimpleTrainer.predict`.
+    """Yield the model's outputs for each batch, in eval mode, with the weights that evaluations use.
 
-    ``on_predict_end`` comes after the last output, or when the iterator is closed or fails; ``after_predict`` only
-    after the last output.
+    It is ``trainer.predict(data_loader)``. Each rank predicts its own batches;
+    :func:`~hookline.engine.evaluation.write_predictions` writes those of all ranks to a file. For the events see
+    :class:`~hookline.hooks.HookBase`: ``on_predict_end`` comes after the last output, or when the iterator is closed or
+    fails; ``after_predict`` only after the last output.
+
+    Args:
+        trainer: the trainer.
+        data_loader: batches, as for training or without targets.
+        with_batches: yield pairs of a batch, on the model's device, and its outputs.
+        predict: called with model and batch. Default: the adapter's ``predict``.
     """
-    return with_own_rng(_predictions(trainer, data_loader, with_batches, predict))
+    trainer.move_modules()
+    return with_own_rng(_predictions(trainer, data_loader, with_batches, predict or trainer.adapter.predict))
 
 
 def _predictions(

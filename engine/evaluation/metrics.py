@@ -300,6 +300,20 @@ def collect(batches: Iterable[Any], all_ranks: bool = True, pad_value: float | N
     return _join(list(chain.from_iterable(shares)), pad_value)
 
 
+def gather(trainer: Any, value: Any) -> Any:
+    """Collective. Return the values of all ranks, concatenated in the order of ranks, on the trainer's device.
+
+    It is ``trainer.gather(value)``.
+
+    Args:
+        trainer: the trainer.
+        value: a tensor (a scalar counts as one element), an array, a list, or a dict or tuple of these.
+    """
+    if isinstance(value, torch.Tensor) and not value.dim():
+        value = value.reshape(1)
+    return trainer.to_device(collect([value]))
+
+
 def _join(parts: Sequence[Any], pad_value: float | None) -> Any:
     if not parts or all(part is None for part in parts):
         return None

@@ -11,7 +11,7 @@ from torch import nn
 
 from ...config import CfgNode, ConfigError, name_of
 from ...config.values import ObjectName
-from ...hooks.common import gpus_of, optimizer_in_eval_mode, preserve_rng, rng_of_training, unwrap_model
+from ...hooks.common import optimizer_in_eval_mode, rng_of_training, unwrap_model
 from ...hooks.evaluation import flatten_names as flatten_results_dict
 from .. import comm
 from ..data.build import check_same_length
@@ -87,7 +87,7 @@ def evaluate(trainer: Any, test: Callable[[], Mapping[str, Any]], max_batches: i
         settings.LIMIT_TEST_BATCHES = min(settings.LIMIT_TEST_BATCHES or max_batches, max_batches)
         settings.NUM_WORKERS = min(settings.NUM_WORKERS, 1)
         no_events = evaluation_context(None, max_batches)
-        with preserve_rng(gpus_of(trainer.model)), no_events, trainer.strategy.checking(model):
+        with rng_of_training(), no_events, trainer.strategy.checking(model):
             return results_of(trainer, cfg)
     with scratch_storage(trainer.iter), rng_of_training(), optimizer_in_eval_mode(trainer.optimizer):
         try:
