@@ -13,7 +13,7 @@ from hookline.engine import SimpleTrainer
 from hookline.engine.evaluation import Loss, MetricsEvaluator
 from hookline.engine.evaluation.testing import predictor
 from hookline.engine.modeling import ModelAdapter
-from hookline.engine.modeling.outputs import Terms, terms_ahead
+from hookline.engine.modeling.outputs import Terms
 from hookline.engine.modeling.zoo import CrossEntropyLoss
 
 WEIGHT = torch.tensor([1.0, 9.0, 0.0])
@@ -140,14 +140,3 @@ def test_a_loss_beside_a_compiled_graph_counts_by_its_terms():
     model.compile(backend="eager")
     adapter.counts_terms = True
     assert adapter.losses(model, (torch.randn(10, 4), LABELS))["num_terms"] == (LABELS >= 0).sum()
-
-
-def test_the_terms_of_labels_are_known_before_the_model_has_computed():
-    losses = {**LOSSES, "nll": (nn.NLLLoss(WEIGHT, ignore_index=2), LABELS.clamp(min=0))}
-    ahead = {name: count for name, one in losses.items() if (count := terms_ahead(*one)) is not None}
-    assert ahead.keys() == {"weight", "smoothing", "ignored", "probabilities", "nll"}
-    for name, count in ahead.items():
-        loss, target = losses[name]
-        with Terms() as terms:
-            value = {"loss": loss(NUMBERS, target)}
-        assert count == terms.added_to(value)["num_terms"], name

@@ -115,8 +115,3 @@ def test_batches_and_random_numbers_equal_the_loaders(make):
     assert read(
         lambda loader: (read[0][0] if isinstance(read, Collated) else read for read in iterate(loader))
     ) == read(iter)
-
-
-@pytest.mark.parametrize("options", [{"batch_size": 4}, {"batch_size": None}])
-def test_a_loader_without_workers_is_read_without_torchs_iterator(options):
-    assert not isinstance(iterate(DataLoader(PLAIN, **options)), type(iter(DataLoader(PLAIN))))
