@@ -30,8 +30,6 @@ def test_in_a_single_process_nothing_is_wrapped(make):
 @pytest.mark.parametrize(
     ("name", "args", "message"),
     [
-        ("dpd", {}, r"PARALLEL\.NAME"),
-        ("auto", {"compresion": "bf16"}, r"PARALLEL\.ARGS\.compresion"),
         ("ddp", {"compression": "int8"}, r"PARALLEL\.ARGS\.compression"),
         ("fsdp2", {"param_dtype": "bf16"}, r"PARALLEL\.ARGS\.param_dtype"),
         ("fsdp2", {"init": "gpu"}, r"PARALLEL\.ARGS\.init"),

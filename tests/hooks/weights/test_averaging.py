@@ -228,7 +228,7 @@ def test_checkpoints_have_the_models_weights_and_the_average(make, tmp_path):
         checkpoint = load(tmp_path / "run", name)
         assert_same(checkpoint["model"], note.seen[checkpoint["trainer"]["iteration"] + 1])
         assert checkpoint["trainer"]["hooks"]["EMA"]["averaged_model"].keys() == average.keys()
-    last = dict(trainer._last_eval_results)
+    last = trainer.evaluate()
     again = make(ema={"decay": 0.9}, resume=True)
     assert again.evaluate() == last
     assert make(resume=True).evaluate() != last

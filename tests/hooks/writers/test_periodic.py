@@ -1,7 +1,5 @@
 """PeriodicWriter: when writers are called, and what happens if one fails."""
 
-from dataclasses import dataclass
-
 import pytest
 from metric_runs import Losses, at, rows_of, write
 
@@ -61,19 +59,3 @@ def test_nothing_is_lost_when_a_step_or_a_hook_fails(tmp_path, fails):
     with pytest.raises(RuntimeError, match="broken"):
         trainer.train(0, 100)
     assert [row["loss"] for row in rows_of(tmp_path / "m.json")] == [2.0, 5.0, 7.0]
-
-
-@dataclass
-class Counted(EventWriter):
-    writes: int = 0
-
-    def write(self):
-        self.writes += 1
-
-
-def test_a_writer_may_be_a_dataclass():
-    writers = [Counted(), Counted()]
-    trainer = Losses()
-    trainer.register_hooks([PeriodicWriter(writers, 5)])
-    trainer.train(0, 10)
-    assert writers[0].writes == writers[1].writes > 0
