@@ -661,12 +661,6 @@ def test_the_cache_of_a_hugging_face_model_is_no_prediction(make):
     assert seen[-1] == trainer.predict().shape == (24, 3)
 
 
-class Watching(OwnLoss):
-    def forward(self, batch):
-        get_event_storage().put_scalar("own/entropy", 1.0)
-        return super().forward(batch)
-
-
 def test_a_metric_that_nothing_gives_is_an_error_or_a_warning(make, tmp_path, log):
     with pytest.raises(ConfigError, match="LR_SCHEDULER_METRIC"):
         make(lr_scheduler=ReduceLROnPlateau, monitor="test/loss", eval_period=2)
@@ -674,7 +668,7 @@ def test_a_metric_that_nothing_gives_is_an_error_or_a_warning(make, tmp_path, lo
         make(hooks=[EarlyStopping("val/loss")], test=points(seed=1), eval_period=2).train()
     evaluations = EvalHook(3, lambda: {"val": {"a": 1.0}})
     possible = [
-        {"hooks": [EarlyStopping("own/entropy")], "model": Watching, "loss": None},
+        {"hooks": [EarlyStopping("seen")], "model": Storing, "loss": None},
         {"hooks": [evaluations, EarlyStopping("val/a")]},
         {"hooks": [EarlyStopping("test/loss")], "test": points(seed=1)},
     ]

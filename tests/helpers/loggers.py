@@ -6,8 +6,8 @@ import logging
 
 @contextlib.contextmanager
 def unchanged_logging():
-    """Restore the loggers of hookline and fvcore at the end."""
-    loggers = [logging.getLogger(name) for name in ("hookline", "fvcore")]
+    """Restore the loggers of hookline, fvcore and detectron2 at the end."""
+    loggers = [logging.getLogger(name) for name in ("hookline", "fvcore", "detectron2")]
     before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
     try:
         yield

@@ -65,17 +65,6 @@ def test_eval_only_evaluates_the_weights_that_the_run_evaluated_and_changes_noth
     assert contents(tmp_path / "run") == before
 
 
-@pytest.mark.parametrize("pointer", [True, False])
-def test_eval_only_with_resume_evaluates_the_newest_checkpoint(tool, averaged, tmp_path, pointer):
-    shutil.copytree(averaged, tmp_path, dirs_exist_ok=True)
-    if not pointer:
-        (tmp_path / "run/last_checkpoint").unlink()
-    code, out, _ = tool(*tiny("run"), "--eval-only", "--resume")
-    assert code == 0
-    assert ("the newest intact checkpoint" in out) is not pointer
-    assert re.search(rf"digits_test +loss +{rows(tmp_path / 'run')[-1]['digits_test/loss']:.5g}\n", out)
-
-
 SAYS = """
 from hookline.hooks import HookBase
 

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from small_runs import Attack, same, seeded_net
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import metadata as dcp_metadata
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.checkpoint.dcp_reader import read_metadata, read_tensors
-from hookline.engine.checkpoint.sharded import read_folder, split_shards, verify_folder, write_folder
+from hookline.engine.checkpoint.sharded import split_shards, verify_folder, write_folder
 from hookline.engine.checkpoint.weights import averaged_weights, read_checkpoint
 from hookline.engine.export.inspection import inspect_checkpoint
 
@@ -66,20 +66,6 @@ def folder(tmp_path):
 
 
 # ---------------------------------------------------------------------------- content
-
-
-def test_sharded_tensors_are_separated_and_read_whole_without_a_model(state, ours):
-    rest, shards = split_shards(state)
-    assert set(shards) == {("model", "0.weight"), ("trainer", "optimizer", "state", "0", "exp_avg")}
-    assert not any(isinstance(value, DTensor) for value in rest["model"].values())
-    assert isinstance(state["model"]["0.weight"], DTensor)  # as it was
-    read = read_folder(str(ours))
-    assert same(read["model"], STATE)
-    entry = read["trainer"]["optimizer"]["state"][0]
-    assert (entry["step"], read["trainer"]["list"]) == (3.0, [7, "text"])
-    assert torch.equal(entry["exp_avg"], STATE["0.weight"] + 1)
-    only = read_folder(str(ours), wanted=lambda keys: keys[0] == "model")
-    assert only["trainer"]["optimizer"]["state"][0]["exp_avg"] is None
 
 
 @pytest.mark.parametrize("kind", ["ours", "folder"])

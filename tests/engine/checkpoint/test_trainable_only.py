@@ -46,7 +46,9 @@ def adapted(seed):
     return peft.get_peft_model(Net(seed), peft.LoraConfig(target_modules=["body"], r=2))
 
 
-@pytest.mark.parametrize(("model", "trained"), [(Net, {"head"}), (adapted, {"lora_A", "lora_B"})])
+@pytest.mark.parametrize(
+    ("model", "trained"), [(Net, {"head"}), pytest.param(adapted, {"lora_A", "lora_B"}, marks=pytest.mark.slow)]
+)
 def test_a_resume_is_exact_and_the_files_hold_only_what_is_trained(tmp_path, model, trained):
     whole = run(tmp_path / "whole", only=False, model=model)
     run(tmp_path / "parts", 5, model=model)

@@ -64,16 +64,6 @@ def test_handlers_of_the_path_manager_open_configs_and_weights(tmp_path):
     assert torch.equal(model.weight, other.weight)
 
 
-@pytest.fixture(autouse=True)
-def loggers_are_put_back():
-    loggers = [logging.getLogger(name) for name in ("hookline", "detectron2")]
-    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
-    yield
-    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
-        logger.handlers, logger.propagate = handlers, propagate
-        logger.setLevel(level)
-
-
 def test_loggers_of_ported_code_are_set_up(tmp_path, capsys):
     logger = setup_logger(str(tmp_path))
     assert logger.name == "detectron2"

@@ -5,26 +5,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, SequentialSampler, TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer
 from hookline.engine.data import EpochSampler, GlobalBatchSampler, TrainingSampler, build_batch_data_loader
 from hookline.hooks import HookBase
-
-
-def test_samplers_that_cannot_seek_are_drawn_and_skipped():
-    sampler = GlobalBatchSampler(SequentialSampler(range(10)), 4)
-    sampler.set_epoch(3, start=4)
-    assert list(sampler) == [[4, 5, 6, 7], [8, 9]]
-    assert next(iter(sampler)) == [0, 1, 2, 3]
-
-
-def test_an_endless_stream_has_no_length():
-    sampler = GlobalBatchSampler(TrainingSampler(5, seed=0), 4)
-    assert [len(batch) for batch in islice(sampler, 10)] == [4] * 10
-    with pytest.raises(TypeError):
-        len(sampler)
 
 
 def test_a_rank_without_samples_is_refused_before_training():

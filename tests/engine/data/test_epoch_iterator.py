@@ -52,9 +52,6 @@ def test_a_loader_restarts_at_its_end_and_epochs_are_counted():
     places = [(next(iterator), iterator.epoch) for _ in range(5)]
     assert places == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2)]
     assert noted == [0, 1, 2]
-    iterator = EpochIterator([1, 2])
-    places = [(next(iterator), iterator.epoch, iterator.position, iterator.ended) for _ in range(3)]
-    assert places == [(1, 0, 1, False), (2, 0, 2, True), (1, 1, 1, False)]
 
 
 def test_empty_loaders_and_exhausted_generators_are_errors():
