@@ -9,7 +9,6 @@ from typing import Any
 
 from ...config import ConfigError
 from ...config.errors import suggest_file
-from ...config.files.run_folder import recover_if_idle
 from .. import comm
 from .files import STATE_FILE, load_torch_file, read_tag, verify_checkpoint
 
@@ -90,9 +89,11 @@ def find_resumable(checkpointer: Any) -> str:
         ConfigError: ``last_checkpoint`` exists, and no checkpoint can be resumed from.
     """
     folder = checkpointer.save_dir
-    tagged, last = comm.on_main_process(lambda: _last_checkpoint(checkpointer))
+    tagged, last = comm.on_main_process(lambda: (checkpointer.has_checkpoint(), checkpointer.get_checkpoint_file()))
     if "://" in folder:
-        return last
+        if tagged and not last:
+            raise ConfigError(f"{folder}/last_checkpoint cannot be read")
+        return str(last)
     # Without last_checkpoint, a file of weights only may be from elsewhere.
     needed = checkpointer.checkpointables.keys() & {"trainer"} or ({"iteration"} if not tagged else set())
     if last and first_resumable([last], needed):
@@ -106,19 +107,6 @@ def find_resumable(checkpointer: Any) -> str:
             "(MODEL.WEIGHTS) if you like"
         )
     return found
-
-
-def _last_checkpoint(checkpointer: Any) -> tuple[bool, str]:
-    """Return whether there is a ``last_checkpoint``, and the path that it names."""
-    folder, path, tagged = checkpointer.save_dir, checkpointer.get_checkpoint_file(), checkpointer.has_checkpoint()
-    if "://" in folder and tagged and not path:
-        raise ConfigError(f"{folder}/last_checkpoint cannot be read")
-    if "://" not in folder and not os.path.lexists(path):
-        with suppress(ConfigError, OSError):  # a run trains there, or the folder is not writable
-            for name in recover_if_idle(folder):
-                logger.warning("Restored %s: a run was killed while it replaced it", name)
-        path, tagged = checkpointer.get_checkpoint_file(), checkpointer.has_checkpoint()
-    return tagged, path
 
 
 def _other_checkpoints(checkpointer: Any, last: str) -> list[str]:

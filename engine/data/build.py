@@ -141,7 +141,7 @@ def _training_data(cfg: CfgNode) -> tuple[list[Any], Any]:
                 f"{what} needs data sets with indices, and {type(part).__name__} is iterable: use it alone, or put "
                 "its samples into a list"
             )
-    dataset = parts[0] if len(parts) == 1 else _concatenated(parts)
+    dataset = parts[0] if len(parts) == 1 else ConcatDataset(parts)
     if number := cfg.DATALOADER.OVERFIT_BATCHES * cfg.DATALOADER.BATCH_SIZE:
         dataset = Subset(dataset, range(min(number, len(dataset))))
         logger.info("DATALOADER.OVERFIT_BATCHES: training and evaluation use the same %d samples", len(dataset))
@@ -169,16 +169,6 @@ def _ratios(cfg: CfgNode) -> list[float]:
         if settings[key] != defaults[key]:
             raise ConfigError(f"DATALOADER.{key}: does not go together with {what}, which decides that itself")
     return ratios
-
-
-def _concatenated(parts: list[Any]) -> Any:
-    """Several :class:`ArrayDataset` become one, which still reads whole batches."""
-    if any(type(part) is not ArrayDataset for part in parts):
-        return ConcatDataset(parts)
-    layouts = {str([(tuple(tensor.shape[1:]), tensor.dtype) for tensor in part.tensors]) for part in parts}
-    if len(layouts) > 1:
-        raise ConfigError(f"DATASETS.TRAIN: the sets have samples of different shapes or types: {sorted(layouts)}")
-    return ArrayDataset(*map(torch.cat, zip(*(part.tensors for part in parts), strict=True)))
 
 
 def build_test_loader(cfg: CfgNode, dataset_name: str) -> Any:
