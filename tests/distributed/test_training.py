@@ -172,14 +172,6 @@ def test_torchrun_restarts_killed_ranks_and_a_signal_to_it_stops_all(two, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_rank_that_exits_silently_under_torchrun_ends_the_others(tmp_path):
-    code, output = finish(forked_torchrun(2, *options(mishaps=[{"what": "exit"}]), restarts=0, folder=tmp_path))
-    assert code == 1
-    assert re.search(r"Root Cause.*\n.*\n.*\n.*\n *rank *: 1 .*\n *exitcode *: 3 ", output)
-    assert " by peer" in (tmp_path / "run" / "log.txt").read_text()
-
-
-@pytest.mark.slow
 def test_invalid_input_is_printed_once_under_torchrun(tmp_path):
     wrong = ("PARALLEL.ARGS.compresion", "bf16")
     code, output = finish(forked_torchrun(2, *options(), *wrong, restarts=0, folder=tmp_path))

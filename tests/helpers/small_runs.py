@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import softplus
 
 from hookline.config import get_cfg
 from hookline.engine import DefaultTrainer, SimpleTrainer, seed_all_rng
@@ -22,6 +23,21 @@ class Net(nn.Module):
 
     def forward(self, x):
         return {"loss": self.fc(x).pow(2).mean()}
+
+
+class Gan(nn.Module):
+    """A generator and a critic of batches (real samples, ...). The optimizer's name says whose loss is wanted."""
+
+    def __init__(self, size=3):
+        super().__init__()
+        self.generator, self.critic = nn.Linear(2, size), nn.Linear(size, 1)
+
+    def forward(self, batch, optimizer=None):
+        real = batch[0]
+        fake = self.generator(real[:, :2])  # no noise: ranks would draw different one
+        if optimizer == "generator":
+            return {"loss": softplus(-self.critic(fake)).mean()}
+        return {"fake": softplus(self.critic(fake.detach())).mean(), "real": softplus(-self.critic(real)).mean()}
 
 
 def train_net(steps, *hooks, start=0, device="cpu"):

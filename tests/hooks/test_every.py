@@ -1,10 +1,11 @@
 import pytest
 import torch
+from metric_runs import Losses
 from small_runs import Net
 from torch import nn
 
 from hookline.config import Duration
-from hookline.engine import SimpleTrainer, TrainerBase
+from hookline.engine import SimpleTrainer
 from hookline.engine.checkpoint import Checkpointer
 from hookline.hooks import (
     CallbackHook,
@@ -13,11 +14,6 @@ from hookline.hooks import (
     PeriodicCheckpointer,
     PeriodicWriter,
 )
-
-
-class Trainer(TrainerBase):
-    def run_step(self):
-        pass
 
 
 @pytest.mark.parametrize(
@@ -32,7 +28,7 @@ class Trainer(TrainerBase):
 )
 def test_periods_end_at_the_expected_steps(period, epoch_length, expected):
     every, found, model = Every(period), [], Net()
-    trainer = Trainer()
+    trainer = Losses()
     if epoch_length:
         trainer = SimpleTrainer(model, [torch.ones(1, 2)] * epoch_length, torch.optim.SGD(model.parameters(), 0.1))
     trainer.register_hooks([CallbackHook(after_step=lambda t: found.append(t.iter) if every(t) else None)])
@@ -41,7 +37,7 @@ def test_periods_end_at_the_expected_steps(period, epoch_length, expected):
 
 
 def test_periods_in_time_follow_the_clock(monkeypatch):
-    now, every, trainer = [0.0], Every("10s"), Trainer()
+    now, every, trainer = [0.0], Every("10s"), Losses()
     monkeypatch.setattr(trainer, "clock", lambda: now[0])
     found = []
     for trainer.iter in range(8):
@@ -62,7 +58,7 @@ def test_the_period_of_a_hook_can_be_set_as_detectron2s(tmp_path):
     assert (evaluate._period, hooks[1].period, hooks[2]._period) == (5, Duration.parse("1ep"), 20)
     evaluate._period, hooks[1].period, hooks[2]._period = 2, 3, 7
     assert (evaluate._period, hooks[1].period, hooks[2]._period) == (2, 3, 7)
-    trainer = Trainer()
+    trainer = Losses()
     trainer.register_hooks(hooks)
     trainer.train(0, 6)
     assert (len(calls), saves) == (3, [2, 5, 5])
@@ -74,7 +70,7 @@ def test_an_eval_hook_that_skips_init_evaluates():
             self._period, self._func = period, function
 
     calls = []
-    trainer = Trainer()
+    trainer = Losses()
     trainer.register_hooks([Own(2, lambda: calls.append(trainer.iter))])
     trainer.train(0, 5)
     assert calls == [1, 3, 5]

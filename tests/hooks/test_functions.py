@@ -1,19 +1,14 @@
 """Plain functions as hooks."""
 
 import pytest
+from metric_runs import Losses
 
 from hookline.config import ConfigError
-from hookline.engine import TrainerBase
 from hookline.hooks import CallbackHook, EvalHook, on
 
 
-class Trainer(TrainerBase):
-    def run_step(self):
-        pass
-
-
 def test_a_function_is_called_at_the_events_of_its_trainer_only():
-    seen, mine, other = [], Trainer(), Trainer()
+    seen, mine, other = [], Losses(), Losses()
 
     @mine.on("after_step", every=2)
     def note(trainer):
@@ -28,7 +23,7 @@ def test_a_function_is_called_at_the_events_of_its_trainer_only():
 
 
 def test_once_and_when():
-    seen, trainer = [], Trainer()
+    seen, trainer = [], Losses()
     trainer.on("after_step", once=True)(lambda t: seen.append(("once", t.iter)))
     trainer.on("after_step", when=lambda t: t.iter % 3 == 2)(lambda t: seen.append(("when", t.iter)))
     trainer.train(0, 7)
@@ -37,7 +32,7 @@ def test_once_and_when():
 
 def test_a_number_counts_the_calls_of_other_events_also_over_a_resume():
     def make(seen):
-        trainer = Trainer()
+        trainer = Losses()
         trainer.on("after_eval", every=2)(lambda t, results: seen.append(("second", t.iter)))
         trainer.on("after_eval", every="4it")(lambda t, results: seen.append(("step", t.iter)))
         trainer.register_hooks([EvalHook(1, lambda: {}, eval_after_train=False)])
@@ -62,7 +57,7 @@ def test_a_number_counts_the_calls_of_other_events_also_over_a_resume():
 )
 def test_a_function_that_does_not_fit_its_event_fails_when_it_is_registered(event, function, words):
     with pytest.raises(ConfigError, match=words):
-        Trainer().on(event)(function)
+        Losses().on(event)(function)
     with pytest.raises(ConfigError, match=words):
         CallbackHook(**{event: function})
 
@@ -76,12 +71,12 @@ def test_a_function_that_does_not_fit_its_event_fails_when_it_is_registered(even
 )
 def test_wrong_arguments_fail_at_the_decorator(event, arguments, named):
     with pytest.raises(ConfigError, match=named):
-        Trainer().on(event, **arguments)(lambda trainer, *_: None)
+        Losses().on(event, **arguments)(lambda trainer, *_: None)
 
 
 def test_a_function_defined_again_replaces_the_earlier_one():
     """As by a cell of a notebook that runs twice."""
-    trainer, seen = Trainer(), []
+    trainer, seen = Losses(), []
     space = {"seen": seen, "trainer": trainer, "__name__": "__main__"}
     for version in (1, 2):
         exec(f"@trainer.on('after_step')\ndef report(trainer):\n    seen.append({version})\n", space)

@@ -4,18 +4,13 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from metric_runs import Losses
 
 from hookline.config import ConfigError
-from hookline.engine import TrainerBase
 from hookline.hooks import CallbackHook, HookBase, HookOrderError, IterationTimer, hook_list
 
 
-class Trainer(TrainerBase):
-    def run_step(self):
-        pass
-
-
-def make(*hooks, cls=Trainer):
+def make(*hooks, cls=Losses):
     trainer = cls()
     trainer.register_hooks(hooks)
     return trainer

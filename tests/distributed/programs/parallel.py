@@ -8,10 +8,10 @@ from itertools import pairwise, product
 import pytest
 import torch
 from parts import CPU, LOSS, Items, plain, points
+from small_runs import Gan
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import FSDPModule
-from torch.nn.functional import softplus
 from torch.utils.data import DataLoader
 
 from hookline.config import ConfigError, get_cfg
@@ -119,25 +119,11 @@ def check_class_weights_and_ignored_labels_count_as_in_one_process(folder):
         assert compare(plain, strategy=DDP(), **options)[1] < 1e-5, (loss, steps)
 
 
-class Gan(nn.Module):
-    """Its generator makes the same fake samples in each step, so that ranks do not draw different noise."""
-
-    def __init__(self):
-        super().__init__()
-        self.generator, self.critic = nn.Linear(4, 6), nn.Linear(6, 1)
-
-    def forward(self, batch, optimizer=None):
-        real, fake = batch[0], self.generator(batch[0][:, :4])
-        if optimizer == "generator":
-            return {"loss": softplus(-self.critic(fake)).mean()}
-        return {"loss": softplus(self.critic(fake.detach())).mean() + softplus(-self.critic(real)).mean()}
-
-
 def check_optimizers_that_take_turns_train_as_in_one_process(folder):
     cfg = config("Adam")
     cfg.merge_from_list(["SOLVER.OPTIMIZERS.critic", {"PARAMS": "critic"}, "SOLVER.OPTIMIZERS.generator", {}])
     for strategy in (FSDP2(min_params=1), DDP(find_unused_parameters=True)):
-        assert compare(Gan, cfg, strategy, adapter=ModelAdapter())[1] < 1e-5, strategy
+        assert compare(partial(Gan, 6), cfg, strategy, adapter=ModelAdapter())[1] < 1e-5, strategy
 
 
 # Muon takes matrices only. Its update is ill-conditioned if the gradient has not full rank, as with cross-entropy.

@@ -1,4 +1,3 @@
-import math
 from collections import OrderedDict, UserDict, namedtuple
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -101,6 +100,13 @@ class AnyName(Echo):
 WITH_LOSS = {"loss": any_loss}
 
 
+@dataclass
+class Photo:
+    a: int = 1
+    b: int = 2
+    label: int = 9
+
+
 @pytest.mark.parametrize(
     ("model", "options", "batch", "args", "kwargs"),
     [
@@ -109,6 +115,7 @@ WITH_LOSS = {"loss": any_loss}
         (OneInput, {}, {"image": 1}, ({"image": 1},), {}),
         (OneInput, {}, {"x": 1, "y": 2}, (1,), {}),
         (OneInputOrMore, {}, (1, 2), ((1, 2),), {"mask": None}),
+        (OneInput, {}, Photo(), (Photo(),), {}),
         (TwoInputs, {}, (1, 2), (1, 2), {}),
         (TwoInputs, {}, {"b": 2, "a": 1, "c": 3}, (1, 2), {}),
         (InputAndTarget, {}, [1, 2], (1, 2), {}),
@@ -121,6 +128,7 @@ WITH_LOSS = {"loss": any_loss}
         (TwoInputs, WITH_LOSS, ((1, 2), 9), (1, 2), {}),
         (TwoInputs, WITH_LOSS, {"a": 1, "b": 2, "label": 9}, (1, 2), {}),
         (TwoInputs, WITH_LOSS, ({"a": 1, "b": 2}, 9), (1, 2), {}),
+        (TwoInputs, WITH_LOSS, Photo(), (1, 2), {}),
         (AnyName, WITH_LOSS, {"x": 1, "size": 2, "labels": 9}, (), {"x": 1, "size": 2}),
         (Named, WITH_LOSS, {"input_ids": 1, "labels": 9}, (), {"input_ids": 1, "attention_mask": None, "labels": None}),
         (OneInput, {**WITH_LOSS, "target": "score"}, {"x": 1, "y": 2, "score": 9}, (1,), {}),
@@ -292,27 +300,3 @@ def test_a_loss_beside_others_is_summed_with_a_warning_or_refused(caplog):
     assert caplog.text.count("'loss' is returned beside ce, kl") == 1
     with pytest.raises(TypeError, match="'loss' is returned beside ce, kl"):
         ModelAdapter(lambda output, target: terms).losses(nn.Identity(), (SCORES, SCORES))
-
-
-@dataclass
-class Photo:
-    image: torch.Tensor
-    label: torch.Tensor
-
-
-def test_a_dataclass_goes_by_the_names_of_its_fields_or_whole():
-    batch = Photo(torch.ones(2, 3), torch.tensor([0, 1]))
-
-    class ByName(nn.Module):
-        def forward(self, image):
-            return image
-
-    class Whole(nn.Module):
-        def forward(self, batch):
-            return {"loss": LOSS, "same": batch.image}
-
-    adapter = ModelAdapter(nn.CrossEntropyLoss())
-    assert adapter.losses(ByName(), batch)["loss"].item() == pytest.approx(math.log(3))
-    assert adapter.predict(ByName(), batch) is batch.image
-    assert adapter.targets(batch) is batch.label
-    assert ModelAdapter().losses(Whole(), batch) == {"loss": LOSS}

@@ -4,29 +4,11 @@ import pytest
 import torch
 from metric_runs import at
 from small_runs import mlp_config
-from torch import nn
-from torch.nn.functional import softplus
 from torch.optim.lr_scheduler import ExponentialLR
 
 from hookline.engine import DefaultTrainer
 from hookline.engine.export.inspection import inspect_checkpoint
 from hookline.hooks import CallbackHook
-
-
-class Pair(nn.Module):
-    """A GAN: the name of the optimizer says whose loss is wanted."""
-
-    def __init__(self):
-        super().__init__()
-        self.generator, self.critic = nn.Linear(2, 4), nn.Linear(4, 1)
-
-    def forward(self, batch, optimizer=None):
-        real, _ = batch
-        fake = self.generator(torch.randn(len(real), 2))
-        if optimizer == "generator":
-            return {"loss": softplus(-self.critic(fake)).mean()}
-        return {"loss": softplus(self.critic(fake.detach())).mean() + softplus(-self.critic(real)).mean()}
-
 
 CASES = {
     "several optimizers": [
@@ -34,7 +16,8 @@ CASES = {
         *("SOLVER.OPTIMIZERS.rest", {"LR_SCHEDULER_NAME": "WarmupStepLR", "LR_SCHEDULER_ARGS": {"step_size": "1ep"}}),
     ],
     "turns": [
-        *("MODEL.NAME", f"{__name__}:Pair", "MODEL.LOSS.NAME", "", "SOLVER.LR_SCHEDULER_NAME", "WarmupLinearLR"),
+        *("MODEL.NAME", "small_runs:Gan", "MODEL.ARGS", {"size": 4}, "MODEL.LOSS.NAME", ""),
+        *("SOLVER.LR_SCHEDULER_NAME", "WarmupLinearLR"),
         *("SOLVER.OPTIMIZERS.critic", {"PARAMS": "critic"}),
         *("SOLVER.OPTIMIZERS.generator", {"OPTIMIZER": {"NAME": "Adam"}}),
     ],

@@ -94,13 +94,15 @@ def clip(kind, limit):
             lambda of: LRMultiplier(of, LinearParamScheduler(1.0, 0.0), 20),
             {"optimizer": "SGD", "clip_gradients": clip("norm", 0.05)},
         ),
-        (  # rate and momentum
+        pytest.param(  # rate and momentum
             lambda of: torch.optim.lr_scheduler.OneCycleLR(of, 0.1, total_steps=20),
             {"optimizer": "momentum", "clip_gradients": clip("value", 0.01)},
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             lambda of: torch.optim.lr_scheduler.CosineAnnealingLR(of, 20),
             {"optimizer": "AdamW", "zero_grad_before_forward": True, "model": convnet},
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["SGD", "momentum", "AdamW"],

@@ -1,17 +1,12 @@
 import pytest
+from metric_runs import Losses
 
-from hookline.engine import TrainerBase
 from hookline.hooks import CallbackHook, IterationTimer
-
-
-class Idle(TrainerBase):
-    def run_step(self):
-        pass
 
 
 def timed(warmup, *runs, hooks=()):
     """Train in runs from a first to a last iteration; return the trainer."""
-    trainer = Idle()
+    trainer = Losses()
     trainer.register_hooks([IterationTimer(warmup_iter=warmup), *hooks])
     for start, end in runs:
         trainer.train(start, end)
@@ -42,7 +37,7 @@ def test_the_time_of_other_hooks_does_not_count_and_the_speed_is_reported_at_the
 
         return spend
 
-    monkeypatch.setattr(Idle, "run_step", takes(0.5))
+    monkeypatch.setattr(Losses, "run_step", takes(0.5))
     trainer = timed(0, (0, 8), hooks=[CallbackHook(after_step=takes(2.0))])
     assert [seconds for seconds, _ in trainer.storage.history("time").values()] == [0.5] * 8
     assert "Overall training speed: 8 iterations in 4.0 s (0.5 s / it)" in log.messages

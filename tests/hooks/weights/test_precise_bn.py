@@ -1,7 +1,5 @@
 """Batch norm statistics are recomputed, and training is not affected."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -85,10 +83,7 @@ def make(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("sampler", ["EpochSampler", pytest.param("TrainingSampler", marks=pytest.mark.slow)])
-def test_training_is_not_affected_and_a_resumed_run_is_equal_to_the_bit(make, tmp_path, sampler):
-    make = partial(make, "DATALOADER.SAMPLER_TRAIN", sampler)
-
+def test_training_is_not_affected_and_a_resumed_run_is_equal_to_the_bit(make, tmp_path):
     def run(enabled, folder):
         trainer = make("TEST.PRECISE_BN.ENABLED", enabled, folder=folder)
         seen = []

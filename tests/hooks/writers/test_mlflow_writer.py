@@ -14,6 +14,9 @@ RUN = (
 )
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 def mlflow():
     return pytest.importorskip("mlflow")  # here, since it takes two seconds
