@@ -281,7 +281,6 @@ class TrainerBase:
         self.hooks.start()
         if comm.get_world_size() > 1:
             self._loop.sync = RankSync(self)
-        logger.debug("Hooks, in the order they are called in:\n%s", self.hooks.describe())
 
     def _check_not_running(self) -> None:
         if self.hooks.running:

@@ -98,14 +98,6 @@ class HookList:
             return [hook for hook in self.hooks if any(base.__name__ == cls for base in type(hook).__mro__)]
         return [hook for hook in self.hooks if isinstance(hook, cls)]
 
-    def describe(self) -> str:
-        """Return a text with the hooks in their order, and the events that each overrides."""
-        lines = [
-            f"  {number:>2}  {hook_name(hook):<24} {', '.join(event for event in EVENTS if overrides(hook, event))}"
-            for number, hook in enumerate(self.hooks)
-        ]
-        return "\n".join(lines) or "  none"
-
     # ------------------------------------------------------------------ calls
 
     def listens(self, event: str) -> bool:

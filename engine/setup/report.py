@@ -11,9 +11,10 @@ import torch
 
 from ...config import MISSING, CfgNode, ConfigError, component, get_cfg, name_of
 from ...config.files.atomic import shown_path
+from ...hooks.base import EVENTS
 from ...hooks.common import length_of, unwrap_model
 from ...hooks.control.interruption import is_session
-from ...hooks.hook_list import hook_name
+from ...hooks.hook_list import hook_name, overrides
 from .. import comm
 from ..evaluation import format_results
 from ..modeling import model_summary
@@ -72,9 +73,17 @@ def describe_run(trainer: Any) -> str:
         "Config, where it differs from the defaults": describe_config(trainer.cfg),
         "Model": model_summary(trainer.model),
         "Lengths and periods": _lengths(trainer),
-        "Hooks, in the order they are called in, and the events they listen to": trainer.hooks.describe(),
+        "Hooks, in the order they are called in, and the events they listen to": _hooks(trainer),
     }
     return "\n".join(f"{title}:\n{text}" for title, text in parts.items())
+
+
+def _hooks(trainer: Any) -> str:
+    lines = [
+        f"  {number:>2}  {hook_name(hook):<24} {', '.join(event for event in EVENTS if overrides(hook, event))}"
+        for number, hook in enumerate(trainer.hooks.hooks)
+    ]
+    return "\n".join(lines) or "  none"
 
 
 def _lengths(trainer: Any) -> str:
