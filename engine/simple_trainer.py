@@ -124,8 +124,7 @@ class SimpleTrainer(TrainerBase):
         self.model = model
         if optimizer is None:
             raise ConfigError("the optimizer is None: pass one, or a list or dict of them")
-        several = isinstance(optimizer, list | tuple | Mapping)
-        self.optimizer: Any = OptimizerList(optimizer) if several else optimizer
+        self.optimizer: Any = OptimizerList(optimizer) if isinstance(optimizer, list | tuple | Mapping) else optimizer
         if type(self).run_step is SimpleTrainer.run_step and type(self).optimizer_step is SimpleTrainer.optimizer_step:
             for one in optimizers_of(self.optimizer):
                 refuse_closure(type(one))
@@ -148,17 +147,10 @@ class SimpleTrainer(TrainerBase):
         if self.loss_module is not None and self.strategy.same_state_on_all_ranks:
             share_weights(self.loss_module.module)
         self._fast = FastStep(self.optimizer, self.strategy)
-        if isinstance(self.optimizer, OptimizerList):
-            from .step.alternating import AlternatingStep, takes_turns  # only where it is used
+        if isinstance(self.optimizer, OptimizerList) or compile_step is not False:
+            from .step.alternating import whole_step  # only where it is used
 
-            if takes_turns(model):
-                self._whole_step = AlternatingStep()
-        if compile_step is not False:
-            from .step.compiled_step import CompiledStep
-
-            if self._whole_step is not None:
-                raise ConfigError("SOLVER.COMPILE_STEP: optimizers cannot take turns in a graph; set it to False")
-            self._whole_step = CompiledStep({} if compile_step is True else compile_step)
+            self._whole_step = whole_step(model, self.optimizer, compile_step)
 
     def add_missing_parts(self) -> None:
         """Do the work of ``__init__`` for a subclass that sets its parts itself. What it has set stays."""
