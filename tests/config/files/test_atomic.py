@@ -20,19 +20,6 @@ def path(tmp_path):
     return tmp_path / "file"
 
 
-def test_readers_see_the_old_content_until_the_new_is_complete(path):
-    path.write_text("old")
-
-    def write(file):
-        file.write(b"ne")
-        file.flush()
-        assert path.read_text() == "old"
-        file.write(b"w")
-
-    replace_file(str(path), write)
-    assert path.read_text() == "new"
-
-
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt()], ids=repr)
 def test_a_failed_write_leaves_only_the_old_file(path, there, error):

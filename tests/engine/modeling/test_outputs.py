@@ -100,6 +100,20 @@ def test_micro_batches_have_the_gradient_and_loss_of_the_batch(name, make):
         assert "num_items" not in cut
 
 
+def test_micro_batches_count_by_the_items_that_a_loss_returns_and_without_items_not_at_all():
+    def loss(scores, labels):
+        return {"loss": F.cross_entropy(scores, labels), "num_items": (labels >= 0).sum()}  # NaN without items
+
+    expected, _ = weights_after_a_step(F.cross_entropy, LABELS, whole, 1)
+    for parts in (1, 2, 10):
+        found, storage = weights_after_a_step(loss, LABELS, whole, parts)
+        torch.testing.assert_close(found, expected)
+        assert storage["num_items"][0] == 7
+    found, _ = weights_after_a_step(loss, torch.full((10,), -100), whole, 2)
+    torch.manual_seed(0)
+    assert torch.equal(found, nn.Linear(4, 3).weight)
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_metric_is_the_loss_of_the_whole_set(name):
     loss, target = LOSSES[name]

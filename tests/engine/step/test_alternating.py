@@ -1,6 +1,6 @@
 import pytest
 import torch
-from small_runs import Gan
+from small_runs import Gan, same
 
 from hookline.engine import SimpleTrainer
 from hookline.engine.solver import OptimizerList
@@ -44,10 +44,6 @@ def train(steps, hooks=(), model=None, **args):
     return trainer
 
 
-def equal(one, other):
-    return all(torch.equal(one[name], other[name]) for name in one)
-
-
 @pytest.mark.parametrize("clear_first", [False, True])
 def test_optimizers_take_turns_as_in_a_loop_written_by_hand(clear_first):
     seen = []
@@ -57,7 +53,7 @@ def test_optimizers_take_turns_as_in_a_loop_written_by_hand(clear_first):
         after_step=lambda t: seen.append(type(t.optimizer).__name__),
     )
     trainer = train(9, [turn], zero_grad_before_forward=clear_first)
-    assert equal(trainer.model.state_dict(), by_hand(9))
+    assert same(trainer.model, by_hand(9))
     assert seen == ["Adam", "step", "SGD", "step", "OptimizerList"] * 9
 
 

@@ -254,26 +254,24 @@ class Unread:
         raise AssertionError("data was read")
 
 
-def refused(match, compile_step=True, **options):
+def overriding(method):
+    return type("Own", (SimpleTrainer,), {method: lambda self, *args: None})
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"hooks": [CallbackHook(before_forward=lambda *args: None)]}, "COMPILE_STEP: .*before_forward"),
+        ({"hooks": [CallbackHook(before_backward=lambda *args: None)]}, "COMPILE_STEP: .*before_backward"),
+        ({"cls": overriding("run_step")}, "COMPILE_STEP: Own overrides run_step"),
+        ({"cls": overriding("forward_backward")}, "COMPILE_STEP: Own overrides forward_backward"),
+        ({"precision": torch.float16}, r"COMPILE_STEP.*AMP\.DTYPE"),
+        ({"compile_step": {"backend": "inductr"}}, "COMPILE_STEP_ARGS.*'inductr'"),
+    ],
+)
+def test_what_does_not_work_with_compiled_steps_is_refused_before_data_is_read(options, match):
     with pytest.raises(ConfigError, match=match):
-        trainer(compile_step, data=Unread(), **options).train(0, 3)
-
-
-@pytest.mark.parametrize("event", ["before_forward", "before_backward"])
-def test_a_hook_for_an_event_within_the_step_is_refused_by_name(event):
-    hook = CallbackHook(**{event: lambda *args: None})
-    refused(rf"COMPILE_STEP: .*{event}", hooks=[hook])
-
-
-@pytest.mark.parametrize("method", ["run_step", "forward_backward"])
-def test_an_overridden_method_that_would_not_be_called_is_refused_by_name(method):
-    own = type("Own", (SimpleTrainer,), {method: lambda self, *args: None})
-    refused(rf"COMPILE_STEP: Own overrides {method}", cls=own)
-
-
-def test_a_scaler_and_an_unknown_backend_are_refused():
-    refused(r"COMPILE_STEP.*AMP\.DTYPE", precision=torch.float16)
-    refused("COMPILE_STEP_ARGS.*'inductr'", compile_step={"backend": "inductr"})
+        trainer(**{"compile_step": True, "data": Unread(), **options}).train(0, 3)
 
 
 @pytest.mark.parametrize(
