@@ -167,7 +167,8 @@ class Run:
     def take(cls, cfg: Any) -> "Run | None":
         """Return the run that :func:`default_setup` opened for the folder of a config; None if there is none."""
         run = cls.opened
-        return run if run is not None and run.path == os.path.abspath(folder_of(cfg)) else None
+        folder = cfg.OUTPUT_DIR if isinstance(cfg, CfgNode) else folder_of(cfg)
+        return run if run is not None and run.path == os.path.abspath(folder) else None
 
     @classmethod
     def of(cls, cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[CfgNode, Run]":

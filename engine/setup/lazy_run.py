@@ -20,13 +20,11 @@ _KEYS = {
 
 
 def folder_of(cfg: Any) -> str:
-    """Return the output folder of a config.
+    """Return the output folder of a LazyConfig.
 
     Raises:
         ConfigError: it is not set.
     """
-    if isinstance(cfg, CfgNode):
-        return cfg.OUTPUT_DIR
     _, folder = _find(cfg, "OUTPUT_DIR")
     if not folder:
         raise ConfigError("train.output_dir: is not set; it is the folder of the run")

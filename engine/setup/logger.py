@@ -107,8 +107,8 @@ def setup_logger(
     logger.propagate = False
     known = [handler for handler in logger.handlers if isinstance(handler, _Console)]
     if not known or distributed_rank > 0:
-        for handler in known:  # an earlier call, in a script's imports, did not know the rank
-            logger.removeHandler(handler)
+        for console in known:  # an earlier call, in a script's imports, did not know the rank
+            logger.removeHandler(console)
         logger.addHandler(_Console(color, distributed_rank))
     if output is not None:
         path = os.path.abspath(output if output.endswith((".txt", ".log")) else os.path.join(output, "log.txt"))
