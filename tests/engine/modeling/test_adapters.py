@@ -232,38 +232,6 @@ def test_other_losses_receive_the_whole_output_or_what_the_mapping_selects():
     assert list(adapter.losses(Returns(output), 0)) == ["loss"]
 
 
-class LogitsAndLoss(nn.Linear):
-    """As nanoGPT's model."""
-
-    def forward(self, idx, targets=None):
-        logits = super().forward(idx)
-        return logits, None if targets is None else nn.functional.mse_loss(logits, targets)
-
-
-def test_a_model_may_return_logits_and_loss():
-    model, adapter, batch = LogitsAndLoss(3, 2), ModelAdapter(), [torch.ones(4, 3), torch.ones(4, 2)]
-    logits, loss = model(*batch)
-    assert adapter.losses(model, batch) == {"loss": loss}
-    assert adapter.losses(model, {"idx": batch[0], "targets": batch[1]}) == {"loss": loss}
-    predictions, losses = adapter.predict_with_losses(model, batch)
-    assert torch.equal(predictions, logits)
-    assert losses == adapter.losses_of_predictions(model, batch, predictions) == {"loss": loss}
-    assert torch.equal(adapter.predict(model, batch[0]), logits)
-
-
-def test_a_loss_may_return_its_terms_by_name():
-    def loss(output, target):
-        return {"close": (output - target).square().mean(), "small": output.square().mean()}
-
-    model, batch = nn.Linear(3, 3), (torch.randn(4, 3), torch.randn(4, 3))
-    adapter = ModelAdapter(loss)
-    losses = adapter.losses(model, batch)
-    assert list(losses) == ["close", "small"]
-    assert adapter.losses_of_predictions(model, batch, model(batch[0])) == losses
-    counting = ModelAdapter(lambda output, target: {**loss(output, target), "num_items": 3})
-    assert counting.losses(model, batch) == {**losses, "num_items": 3}
-
-
 class OwnSteps(Echo):
     def forward(self, x):
         super().forward(x)
