@@ -132,7 +132,8 @@ class Checkpointer(Writer, FvcoreCheckpointer):
 
     def _write(self, path: str, state: Any, tag_last: bool, outdated: Iterable[str]) -> None:
         """Write a checkpoint, then point ``last_checkpoint`` to it, then remove outdated ones."""
-        self._make_folder()
+        if not self._has_folder:
+            self._make_folder()
         write_file(path, partial(write_checkpoint, data=state), self.path_manager)
         self._conclude(path, tag_last, outdated)
 
@@ -148,7 +149,7 @@ class Checkpointer(Writer, FvcoreCheckpointer):
 
         A folder that is gone later is not created again: a disk may be unmounted.
         """
-        if not self._has_folder and "://" not in self.save_dir:
+        if "://" not in self.save_dir:
             os.makedirs(self.save_dir, exist_ok=True)
             remove_leftovers(self.save_dir)
         self._has_folder = True

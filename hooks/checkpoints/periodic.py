@@ -153,7 +153,7 @@ class PeriodicCheckpointer(HookBase):
         if self.max_to_keep is not None:
             # Before the save, since the checkpoint holds the list. Those that it removes are in it too, so that a
             # resumed run removes what a killed one has left.
-            path = self._path(name)
+            path = os.path.join(self.checkpointer.save_dir, f"{name}.pth")
             self.recent_checkpoints = [*(kept for kept in self.recent_checkpoints if kept != path), path]
         self.save(name, iteration=iteration, **kwargs)
 
@@ -166,7 +166,7 @@ class PeriodicCheckpointer(HookBase):
         """
         if not self.checkpointer.save_dir:  # a checkpointer that only loads
             return
-        path, outdated = self._path(name), []
+        path, outdated = os.path.join(self.checkpointer.save_dir, f"{name}.pth"), []
         if self.max_to_keep is not None and kwargs.get("tag_last", True):  # else they may be the last
             outdated = [old for old in self.recent_checkpoints[: -self.max_to_keep] if old != path]
 
@@ -179,9 +179,6 @@ class PeriodicCheckpointer(HookBase):
                 logger.log(self._log_level, "Saved %s", shown_path(path))
 
         save_with_events(self.trainer, self.checkpointer, name, saved, outdated=outdated, **kwargs)
-
-    def _path(self, name: str) -> str:
-        return os.path.join(self.checkpointer.save_dir, f"{name}.pth")
 
     def state_dict(self) -> dict[str, Any]:
         # Names, not paths: a run's folder may be moved.

@@ -205,9 +205,6 @@ class WeightAveraging(HookBase):
         self._seen: int | None = None  # the last iteration handled; None outside training
         self._replaced = False
 
-    is_in_model = False
-    """Whether the model itself has the average, after the end of a run."""
-
     # ------------------------------------------------------------------ for subclasses
 
     def averages_buffer(self, module: nn.Module, name: str) -> bool:
@@ -282,7 +279,7 @@ class WeightAveraging(HookBase):
 
     def before_eval(self) -> None:
         self._catch_up()
-        if self.average is not None and self.is_evaluated and not self._replaced and not self.is_in_model:
+        if self.average is not None and self.is_evaluated and not self._replaced:
             self.put()
 
     def on_eval_end(self) -> None:
