@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from hookline.config import ConfigError, get_cfg
+from hookline.config import ConfigError
 from hookline.engine.data import (
     DATASET_REGISTRY,
     EpochIterator,
@@ -17,6 +17,8 @@ from hookline.engine.data import (
     build_test_loader,
     build_train_loader,
 )
+
+from .test_build import make_cfg
 
 SIZE, BATCH = 23, 4
 
@@ -166,40 +168,31 @@ def one_stream():
     return ShardedIterable(range(SIZE))
 
 
-def make_cfg(name="one_stream", **loader):
-    cfg = get_cfg()
-    cfg.MODEL.DEVICE = "cpu"
-    cfg.SEED = 5
-    cfg.DATASETS.TRAIN = [name]
-    cfg.DATALOADER.BATCH_SIZE = BATCH
-    cfg.DATALOADER.update(loader)
-    return cfg
+@DATASET_REGISTRY.register()
+class Naive(OwnShards):
+    shares_itself_out = False
 
 
-def test_a_set_that_may_not_split_itself_and_overfitting_on_a_stream_are_refused():
-    class Naive(OwnShards):
-        shares_itself_out = False
-
-    DATASET_REGISTRY.register(Naive)
-    build_train_loader(make_cfg("Naive", NUM_WORKERS=1))
-    with pytest.raises(ConfigError, match="shares_itself_out"):
-        build_train_loader(make_cfg("Naive", NUM_WORKERS=2))
-    with pytest.raises(ConfigError, match="OVERFIT_BATCHES"):
-        build_train_loader(make_cfg("one_stream", OVERFIT_BATCHES=2))
+def test_streams_that_cannot_be_read_as_asked_are_refused(monkeypatch):
+    for name, options, named in (
+        ("Naive", {"NUM_WORKERS": 2}, "shares_itself_out"),
+        ("one_stream", {"OVERFIT_BATCHES": 2}, "OVERFIT_BATCHES"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            build_train_loader(make_cfg([name], **options))
+    build_train_loader(make_cfg(["Naive"], NUM_WORKERS=1))
+    # Ranks that might end at different steps need a length.
+    monkeypatch.setattr("hookline.engine.comm.get_world_size", lambda: 2)
+    with pytest.raises(ConfigError, match="ITERS_PER_EPOCH"):
+        build_train_loader(make_cfg(["OwnShards"]))
+    build_train_loader(make_cfg(["OwnShards"], ITERS_PER_EPOCH=5))
+    build_train_loader(make_cfg(["one_stream"]))
 
 
 def test_a_set_that_splits_itself_between_workers_is_read_once():
-    epoch = list(build_train_loader(make_cfg("OwnShards", NUM_WORKERS=2)))
+    epoch = list(build_train_loader(make_cfg(["OwnShards"], NUM_WORKERS=2)))
     assert sorted(torch.cat([batch[0] for batch in epoch]).tolist()) == list(range(SIZE))
     assert len({float(row) for batch in epoch for row in batch[1]}) == SIZE  # random numbers
-
-
-def test_ranks_that_might_end_at_different_steps_need_a_length(monkeypatch):
-    monkeypatch.setattr("hookline.engine.comm.get_world_size", lambda: 2)
-    with pytest.raises(ConfigError, match="ITERS_PER_EPOCH"):
-        build_train_loader(make_cfg("OwnShards"))
-    build_train_loader(make_cfg("OwnShards", ITERS_PER_EPOCH=5))
-    build_train_loader(make_cfg("one_stream"))
 
 
 @pytest.mark.parametrize(
@@ -207,8 +200,8 @@ def test_ranks_that_might_end_at_different_steps_need_a_length(monkeypatch):
     [(2, 2), (3, 0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((6, 2), (3, 3)))],
 )
 def test_a_set_that_splits_itself_is_resumed_with_the_same_workers(killed_after, workers, log):
-    killed, same = (EpochIterator(build_train_loader(make_cfg("OwnShards", NUM_WORKERS=2))) for _ in range(2))
-    other = EpochIterator(build_train_loader(make_cfg("OwnShards", NUM_WORKERS=workers)))
+    killed, same = (EpochIterator(build_train_loader(make_cfg(["OwnShards"], NUM_WORKERS=2))) for _ in range(2))
+    other = EpochIterator(build_train_loader(make_cfg(["OwnShards"], NUM_WORKERS=workers)))
     batches = [str(next(killed)) for _ in range(killed_after)]
     state = killed.state_dict()
     rest = [str(next(killed)) for _ in range(8)]
@@ -224,7 +217,7 @@ def test_a_set_that_splits_itself_is_resumed_with_the_same_workers(killed_after,
 
 @pytest.mark.parametrize(("name", "stop", "workers"), [("one_stream", 1, 0), ("OwnShards", 2, 0), ("OwnShards", 3, 2)])
 def test_a_limit_ends_each_pass_early_and_a_resume_counts_it(name, stop, workers):
-    cfg = make_cfg(name, LIMIT_TRAIN_BATCHES=2, LIMIT_TEST_BATCHES=2, NUM_WORKERS=workers)
+    cfg = make_cfg([name], LIMIT_TRAIN_BATCHES=2, LIMIT_TEST_BATCHES=2, NUM_WORKERS=workers)
     assert len(build_train_loader(cfg)) == len(list(build_test_loader(cfg, "one_stream"))) == 2
     whole, killed, resumed = (EpochIterator(build_train_loader(cfg)) for _ in range(3))
     batches = [str(next(whole)) for _ in range(5)]
