@@ -471,16 +471,16 @@ def test_a_run_of_length_0_evaluates_and_ends(make):
 
 
 def test_the_length_is_an_argument_and_max_iter_a_number(make):
+    trainer = make()
     with pytest.raises(TypeError, match=r"called length, Trainer\(\.\.\., length='3ep'\)"):
-        make().train(epochs=3)
+        trainer.train(epochs=3)
     with pytest.raises(TypeError, match=r"called resume, train\(resume='last'\)"):
-        make().train(ckpt_path="last")
+        trainer.train(ckpt_path="last")
     with pytest.raises(AttributeError, match=r"global_step.*iter"):
-        _ = make().global_step
+        _ = trainer.global_step
     for length in (100, "10ep", 1):
         with pytest.raises(ConfigError, match=rf"length={length!r}.*max_iter"):
-            make().train(length)
-    trainer = make()
+            trainer.train(length)
     for length in ("20ep", -1, None, 1.5, True, float("nan")):
         with pytest.raises(ConfigError, match="max_iter"):
             trainer.max_iter = length

@@ -18,7 +18,6 @@ TOOL = ROOT / "tools" / "train_net.py"
 HOOKLINE = ROOT / "tests/helpers/hookline_command.py"
 SYNTHETIC = ROOT / "configs" / "synthetic" / "mlp.yaml"
 PROGRAMS = ROOT / "tests/distributed/programs"
-DIGITS = ROOT / "configs" / "digits" / "convnet.yaml"
 
 
 def environment_in(folder, **more):

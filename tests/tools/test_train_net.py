@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from loggers import unchanged_logging
-from ranks import DIGITS, SYNTHETIC, rows
+from ranks import SYNTHETIC, rows
 from run_tools import run_tool
 
 from hookline.cli import main
@@ -24,8 +24,8 @@ def tool(tmp_path, monkeypatch, capfd):
 
 def tiny(folder, *overrides):
     return (
-        *("--config-file", DIGITS, "OUTPUT_DIR", folder, "MODEL.DEVICE", "cpu"),
-        *("MODEL.ARGS.width", 2, "MODEL.ARGS.dropout", 0.3, "SOLVER.MAX_ITER", "2ep", "SOLVER.BASE_LR", 0.02),
+        *("--config-file", SYNTHETIC, "OUTPUT_DIR", folder, "MODEL.DEVICE", "cpu"),
+        *("MODEL.ARGS.dropout", 0.3, "SOLVER.MAX_ITER", "2ep", "SOLVER.BASE_LR", 0.02),
         *("LOG.WRITERS", '["JSONWriter"]', "LOG.PERIOD", 1, *overrides),
     )
 
@@ -50,18 +50,18 @@ def averaged(tmp_path_factory):
 
 def test_eval_only_evaluates_the_weights_that_the_run_evaluated_and_changes_nothing(tool, averaged, tmp_path):
     shutil.copytree(averaged, tmp_path, dirs_exist_ok=True)
-    evaluated = [row for row in rows(tmp_path / "run") if "digits_test/loss" in row]
-    best = max(evaluated, key=lambda row: row["digits_test/accuracy"])
-    last = evaluated[-1]["digits_test/loss"]
+    evaluated = [row for row in rows(tmp_path / "run") if "synthetic/loss" in row]
+    best = max(evaluated, key=lambda row: row["synthetic/accuracy"])
+    last = evaluated[-1]["synthetic/loss"]
     before = contents(tmp_path / "run")
-    for weights, accuracy in (("run/model_best.pth", best["digits_test/accuracy"]), ("run", None)):
+    for weights, accuracy in (("run/model_best.pth", best["synthetic/accuracy"]), ("run", None)):
         code, out, err = tool(*tiny("run", "MODEL.WEIGHTS", weights), "--eval-only")
         assert (code, err) == (0, "")
         assert "averaged by EMA" in out
         expected = f"accuracy +{accuracy:.5g}" if accuracy else f"loss +{last:.5g}"
-        assert re.search(rf"digits_test +{expected}\n", out)
+        assert re.search(rf"synthetic +{expected}\n", out)
     _, out, _ = tool(*tiny("run", "MODEL.WEIGHTS", "run", "MODEL.WEIGHTS_FROM", "model"), "--eval-only")
-    assert not re.search(rf"digits_test +loss +{last:.5g}\n", out)
+    assert not re.search(rf"synthetic +loss +{last:.5g}\n", out)
     assert contents(tmp_path / "run") == before
 
 
@@ -86,13 +86,13 @@ def test_eval_only_and_predict_emit_their_events_and_read_no_training_data(tool,
     options = [*("HOOKS", '["says:Says"]'), *("DATASETS.TRAIN", '["broken_data:data"]')]
     options += ["MODEL.WEIGHTS", averaged / "run", "TEST.PREDICTIONS_COLUMNS", '["target", "class"]']
     for option, events in (
-        ("--eval-only", ["SAY before_eval", "SAY after_eval ['digits_test']"]),
+        ("--eval-only", ["SAY before_eval", "SAY after_eval ['synthetic']"]),
         ("--predict", ["SAY before_predict", "SAY after_predict ['batches']"]),
     ):
         code, out, _ = tool(*tiny(tmp_path / "look", *options), option)
         assert code == 0
         assert [line for line in out.splitlines() if line.startswith("SAY")] == events
-    written = tmp_path / "look" / "inference" / "digits_test" / "predictions.jsonl"
+    written = tmp_path / "look" / "inference" / "synthetic" / "predictions.jsonl"
     assert json.loads(written.read_text().splitlines()[0]).keys() == {"index", "target", "class"}
 
 

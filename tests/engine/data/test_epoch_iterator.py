@@ -212,9 +212,8 @@ def test_changes_of_the_data_set_in_before_epoch_reach_workers_and_a_resume(work
         assert sorted(indices[0]) == list(range(12))
         assert set(indices[1]) <= set(range(18))
         assert len(set(indices[1])) == (16 if keys else 18)
-    for kill in (6, 10):  # in epochs that are longer than the loader was built for
-        run(tmp_path / f"{kill}", Changing(), change, kill=kill, **keys)
-        assert run(tmp_path / f"{kill}", Changing(), change, resume=True, NUM_WORKERS=workers, **keys) == seen[kill:]
+    run(tmp_path / "killed", Changing(), change, kill=10, **keys)  # in an epoch longer than the loader was built for
+    assert run(tmp_path / "killed", Changing(), change, resume=True, NUM_WORKERS=workers, **keys) == seen[10:]
 
 
 def test_parts_of_a_data_set_know_the_epoch_and_persistent_workers_the_length(tmp_path):
