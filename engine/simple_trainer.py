@@ -124,7 +124,8 @@ class SimpleTrainer(TrainerBase):
         self.model = model
         if optimizer is None:
             raise ConfigError("the optimizer is None: pass one, or a list or dict of them")
-        self.optimizer: Any = OptimizerList(optimizer) if isinstance(optimizer, list | tuple | Mapping) else optimizer
+        several: Any = optimizer  # one, or a list or dict of them
+        self.optimizer: Any = OptimizerList(several) if isinstance(several, list | tuple | Mapping) else several
         if type(self).run_step is SimpleTrainer.run_step and type(self).optimizer_step is SimpleTrainer.optimizer_step:
             for one in optimizers_of(self.optimizer):
                 refuse_closure(type(one))

@@ -192,12 +192,13 @@ def _iteration_in(content: Any, path: str) -> int:
     Raises:
         ConfigError: one is not an iteration. -1 is allowed: the trainer has finished none.
     """
-    found = []
+    largest = -1
     for part in (content, content.get("trainer", {})):
-        found.append(part.get("iteration", -1) if isinstance(part, dict) else None)
-        if type(found[-1]) is not int or found[-1] < -1:
+        iteration = part.get("iteration", -1) if isinstance(part, dict) else None
+        if type(iteration) is not int or iteration < -1:
             raise ConfigError(f"{path}: its iteration is not a number of at least 0")
-    return max(found)
+        largest = max(largest, iteration)
+    return largest
 
 
 def _read(path: str) -> Any:

@@ -14,6 +14,7 @@ from .state import plain_name
 
 __all__ = ["FrozenWeights", "add_frozen"]
 
+_AT_ONCE = 1 << 22  # numbers that are summed at once, for little memory
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}  # by bytes
 
 
@@ -91,9 +92,16 @@ class FrozenWeights:
 
 
 def bit_sums(weights: Iterable[torch.Tensor]) -> list[int]:
-    """Return a sum of each weight's bits, which tells changed weights."""
-    parts = [one.detach().contiguous().reshape(-1) for one in weights]
-    return [int(part.view(_INTEGERS[part.element_size()]).sum(dtype=torch.int64)) for part in parts]
+    """Return a sum of each weight's bits times their positions, which tells changed and exchanged weights."""
+    sums = []
+    for one in weights:
+        total = 0
+        for number, part in enumerate(one.detach().contiguous().reshape(-1).split(_AT_ONCE)):
+            bits = part.view(_INTEGERS[part.element_size()]).to(torch.int64)
+            places = torch.arange(1, len(part) + 1, device=part.device)
+            total += int((bits * (number * _AT_ONCE + places)).sum())
+        sums.append(total % 2**63)
+    return sums
 
 
 def add_frozen(checkpointer: Any, left_out: Mapping[str, Any], weights: Mapping[str, Any]) -> dict[str, Any]:

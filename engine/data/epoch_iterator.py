@@ -4,6 +4,7 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from ...config import ConfigError
@@ -255,6 +256,10 @@ class EpochIterator:
             self._samples = 0
             if self._skipping or self._cut:
                 self._iterator = None
+            elif self._iterator is not None and exact_length(self.loader) is not None:
+                # The pass ends before the next epoch begins: after its last index a sampler may draw once more.
+                rest = next(self._iterator, _END)
+                self._iterator = None if rest is _END else chain([rest], self._iterator)
         self._skipping, self._state = False, None
         self.epoch += 1
         self.position = 0

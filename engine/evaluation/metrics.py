@@ -327,7 +327,7 @@ def _join(parts: Sequence[Any], pad_value: float | None) -> Any:
     problem = f"they are of type {type(first).__name__}"
     try:
         if isinstance(first, torch.Tensor):
-            if pad_value is None:
+            if pad_value is None or first.ndim < 2:
                 return torch.cat(list(parts))
             return pad_sequence(list(chain.from_iterable(parts)), batch_first=True, padding_value=pad_value)
         if isinstance(first, np.ndarray):

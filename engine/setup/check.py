@@ -153,6 +153,11 @@ def _check_values(cfg: CfgNode) -> None:
     for expectation in cfg.TEST.EXPECTED_RESULTS:
         if not isinstance(expectation, list | tuple) or len(expectation) != 4:
             raise ConfigError(f"TEST.EXPECTED_RESULTS: {expectation!r} is not [set, metric, expected value, tolerance]")
+        for number in expectation[2:]:
+            if not isinstance(number, int | float):
+                raise ConfigError(f"TEST.EXPECTED_RESULTS: {number!r} in {expectation!r} is not a number")
+    if cfg.DETERMINISTIC and cfg.CUDNN_BENCHMARK:
+        raise ConfigError("DETERMINISTIC and CUDNN_BENCHMARK: contradict each other; set one of them to False")
     if not cfg.OUTPUT_DIR:
         raise ConfigError("OUTPUT_DIR: is empty; give the run a folder")
     if "://" in cfg.OUTPUT_DIR:

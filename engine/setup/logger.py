@@ -117,11 +117,11 @@ def setup_logger(
             if any(isinstance(handler, _LogFile) and handler.baseFilename == file for handler in logger.handlers):
                 continue
             os.makedirs(os.path.dirname(file), exist_ok=True)
-            handler = _LogFile(file, encoding="utf-8", errors="backslashreplace")
-            handler.setLevel(level)
+            log = _LogFile(file, encoding="utf-8", errors="backslashreplace")
+            log.setLevel(level)
             line = f"[%(asctime)s rank{distributed_rank}] %(name)s %(levelname)s: %(message)s"
-            handler.setFormatter(logging.Formatter(line))
-            logger.addHandler(handler)
+            log.setFormatter(logging.Formatter(line))
+            logger.addHandler(log)
     return logger
 
 

@@ -110,11 +110,11 @@ def compare_runs(
     rows = []
     for members in ordered:
         first = members[0]
-        row = [len(members) if group else first.name, *map(first.config.get, different)]
+        row: list[Any] = [len(members) if group else first.name, *map(first.config.get, different)]
         row.append(min(run.last_iteration for run in members) + 1)
         for name in names:
-            found = [_final_and_best(run, name, runs) for run in members]
-            row += _mean_and_best(found) if group else found[0][:3]
+            values = [_final_and_best(run, name, runs) for run in members]
+            row += _mean_and_best(values) if group else values[0][:3]
         rows.append(row)
     return Comparison(columns, rows, len(different))
 

@@ -40,6 +40,12 @@ def run(folder, length=10, seed=5, only=True, hooks=(), resume=True, model=Net, 
     return trainer.model.state_dict()
 
 
+def turned(seed):
+    net = Net(seed)
+    net.body.weight.data = net.body.weight.data.flip(0)
+    return net
+
+
 def adapted(seed):
     """An adapter of peft."""
     peft = pytest.importorskip("peft")
@@ -65,6 +71,8 @@ def test_other_frozen_weights_and_a_model_without_any_are_refused(tmp_path):
     run(tmp_path / "run", 5)
     with pytest.raises(ConfigError, match="TRAINABLE_ONLY"):
         run(tmp_path / "run", seed=6)
+    with pytest.raises(ConfigError, match="TRAINABLE_ONLY"):
+        run(tmp_path / "run", model=turned)  # the same numbers at other places
     with pytest.raises(ConfigError, match="TRAINABLE_ONLY"):
         run(tmp_path / "other", model=lambda seed: nn.Linear(4, 2))
 

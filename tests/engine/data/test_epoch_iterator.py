@@ -242,3 +242,18 @@ def test_a_hook_that_resets_the_loader_by_the_epoch_is_resumed_in_that_epoch(tmp
     assert [(epoch, len(samples)) for _, epoch, samples in seen] == [(0, 4)] * 3 + [(1, 2)] * 6 + [(2, 2)] * 5
     run(tmp_path / "killed", Changing(), smaller, kill=6)
     assert run(tmp_path / "killed", Changing(), smaller, resume=True) == seen[6:]
+
+
+def test_a_pass_has_ended_when_the_next_epoch_begins():
+    events = []
+
+    class Batches(list):
+        def __iter__(self):
+            yield from super().__iter__()
+            events.append("end")  # here torch's RandomSampler draws once more
+
+        def set_epoch(self, epoch):
+            events.append(epoch)
+
+    list(islice(EpochIterator(Batches("ab")), 5))
+    assert events == [0, "end", 1, "end", 2]

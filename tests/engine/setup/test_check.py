@@ -39,6 +39,17 @@ def test_the_defaults_and_a_valid_config_pass_and_nothing_changes(make, tmp_path
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["TEST.EXPECTED_RESULTS", [["synthetic", "accuracy", "0.9", 0.1]]], "'0.9'"),
+        (["DETERMINISTIC", True, "CUDNN_BENCHMARK", True], "contradict"),
+    ],
+)
+def test_values_that_cannot_hold_are_refused_before_training(cfg, overrides, words):
+    assert words in refused(cfg, *overrides)
+
+
 # ---------------------------------------------------------------------------- metrics that are watched
 
 
