@@ -11,12 +11,12 @@ import pytest
 import torch
 from metric_runs import at
 from ranks import rows
+from small_runs import Collect
 from torch.utils.data import Dataset
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, default_setup
 from hookline.engine.data import DATASET_REGISTRY
-from hookline.engine.evaluation import DatasetEvaluator
 from hookline.engine.resume.lengths import resolve_lengths
 from hookline.hooks import BestCheckpointer, CallbackHook
 
@@ -94,7 +94,7 @@ def test_a_run_writes_its_files_and_log_and_returns_its_result(make):
     trainer = make("LOG.WRITERS", ["CommonMetricPrinter", "JSONWriter", "TensorboardXWriter"], "LOG.PERIOD", 20)
     result = trainer.train()
     assert (result.reason, result.iteration) == ("completed", 30)
-    assert result.metrics["synthetic/accuracy"] == trainer._last_eval_results["synthetic"]["accuracy"]
+    assert result.metrics["synthetic/accuracy"] == trainer.evaluate()["synthetic"]["accuracy"]
     names = set(os.listdir(trainer.cfg.OUTPUT_DIR))
     events = {name for name in names if name.startswith("events.out.tfevents")}
     assert len(events) == 1
@@ -302,7 +302,7 @@ def test_keys_that_are_read_later_have_their_present_value(make):
     assert trainer.train().iteration == 7
     assert trainer.cfg.SOLVER.BASE_LR == 0.1
     assert set(values(trainer, "lr").values()) == {0.1}
-    assert trainer._last_eval_results["synthetic"].keys() == {"accuracy"}
+    assert trainer.evaluate()["synthetic"].keys() == {"accuracy"}
 
 
 def test_weights_that_a_script_names_after_making_the_trainer_are_loaded(make, tmp_path):
@@ -333,26 +333,12 @@ def test_hooks_learn_of_the_checkpoint_that_is_resumed_the_newest_intact_one(mak
 # ---------------------------------------------------------------------------- parts to replace
 
 
-class Fixed(DatasetEvaluator):
-    def __init__(self, name="task"):
-        self.name, self.batches = name, 0
-
-    def reset(self):
-        self.batches = 0
-
-    def process(self, inputs, outputs):
-        self.batches += 1
-
-    def evaluate(self):
-        return {self.name: {"batches": self.batches}}
-
-
 def test_evaluators_of_the_user(make):
     trainer = make()
-    assert trainer.test(trainer.cfg, trainer.model, Fixed()) == {"task": {"batches": 5}}
-    assert trainer.test(trainer.cfg, trainer.model, [Fixed("synthetic")]) == {"synthetic": {"batches": 5}}
+    assert trainer.test(trainer.cfg, trainer.model, Collect()) == {"all": {"batches": 5}}
+    assert trainer.test(trainer.cfg, trainer.model, [Collect("synthetic")]) == {"synthetic": {"batches": 5}}
     with pytest.raises(ConfigError, match="1 sets, but 2 evaluators"):
-        trainer.test(trainer.cfg, trainer.model, [Fixed(), Fixed()])
+        trainer.test(trainer.cfg, trainer.model, [Collect(), Collect()])
 
 
 def test_auto_scale_workers():

@@ -249,7 +249,7 @@ def test_hooks_by_name_class_and_object(make):
     )
     assert "test/loss" in trainer.train().reason
     assert [one if isinstance(one, int) else "end" for one in seen] == [0, 1, "end"]
-    assert stopping in trainer._hooks
+    assert trainer.find_hook(EarlyStopping) is stopping
 
 
 def test_arguments_of_an_argument_and_other_keys_may_stand_in_a_config_or_a_file(make, tmp_path):

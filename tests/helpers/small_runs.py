@@ -11,6 +11,7 @@ from torch.nn.functional import softplus
 from hookline.config import get_cfg
 from hookline.engine import DefaultTrainer, SimpleTrainer, seed_all_rng
 from hookline.engine.checkpoint import Checkpointer
+from hookline.engine.evaluation import DatasetEvaluator
 from hookline.hooks import CallbackHook
 
 
@@ -38,6 +39,23 @@ class Gan(nn.Module):
         if optimizer == "generator":
             return {"loss": softplus(-self.critic(fake)).mean()}
         return {"fake": softplus(self.critic(fake.detach())).mean(), "real": softplus(-self.critic(real)).mean()}
+
+
+class Collect(DatasetEvaluator):
+    """Collects inputs and outputs; its result is the number of batches."""
+
+    def __init__(self, name="all"):
+        self.name = name
+        self.seen = ["stale"]
+
+    def reset(self):
+        self.seen = []
+
+    def process(self, inputs, outputs):
+        self.seen.append((inputs, outputs))
+
+    def evaluate(self):
+        return {self.name: {"batches": len(self.seen)}}
 
 
 def train_net(steps, *hooks, start=0, device="cpu"):

@@ -131,18 +131,6 @@ def test_a_batch_whose_size_nobody_knows_is_an_error(batch):
         batch_size_of(batch)
 
 
-@pytest.mark.parametrize(("size", "parts"), [(7, 3), (3, 1), (2, 2), (2, 4)])
-def test_parts_add_up_to_the_batch(size, parts):
-    batch = [{"x": x(size)}, torch.arange(size)]  # as torch's collate makes it
-    pieces = list(split_batch(batch, parts))
-    assert len(pieces) == min(parts, size)
-    assert torch.equal(torch.cat([piece["x"] for (piece, _), _ in pieces]), x(size))
-    assert torch.cat([piece for (_, piece), _ in pieces]).tolist() == list(range(size))
-    lengths = [len(piece) for (_, piece), _ in pieces]
-    assert [number for _, number in pieces] == lengths
-    assert max(lengths) - min(lengths) <= 1
-
-
 def test_the_structure_is_kept_and_constants_go_to_every_part():
     batch = {
         "pair": Batch(x(4), [torch.zeros(4, 2), torch.zeros(4)]),

@@ -1,23 +1,9 @@
 import pytest
 import torch
+from small_runs import Collect
 from torch import nn
 
 from hookline.engine.evaluation import DatasetEvaluator, DatasetEvaluators, inference_on_dataset
-
-
-class Collect(DatasetEvaluator):
-    def __init__(self, name="all"):
-        self.name = name
-        self.seen = ["stale"]
-
-    def reset(self):
-        self.seen = []
-
-    def process(self, inputs, outputs):
-        self.seen.append((inputs, outputs))
-
-    def evaluate(self):
-        return {self.name: {"batches": len(self.seen)}}
 
 
 def make_model():
