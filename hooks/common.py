@@ -6,6 +6,7 @@ Sharded tensors are torch's DTensor; ``torch.distributed.tensor`` is imported on
 import copy
 import inspect
 import random
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -19,6 +20,9 @@ from torch import nn
 
 from ..config import ConfigError, suggest
 from ..config.errors import MismatchError, as_config_error
+
+# Parts of names that torch.compile, FSDP and activation checkpointing add.
+_WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 # ---------------------------------------------------------------------------- batches and sharded tensors
 
@@ -231,10 +235,10 @@ def matches(pattern: str, name: str, module: nn.Module | None = None) -> bool:
 def matching_parameters(model: nn.Module, pattern: str) -> dict[str, nn.Parameter]:
     """Return the parameters that a pattern matches, and those of the submodules that it matches, by name."""
     found = {}
-    modules = [name for name, module in model.named_modules() if name and matches(pattern, _plain(name), module)]
+    modules = [name for name, module in model.named_modules() if name and matches(pattern, plain_name(name), module)]
     for name, parameter in model.named_parameters():
-        if matches(pattern, _plain(name)) or any(name.startswith(f"{module}.") for module in modules):
-            found[_plain(name)] = parameter
+        if matches(pattern, plain_name(name)) or any(name.startswith(f"{module}.") for module in modules):
+            found[plain_name(name)] = parameter
     return found
 
 
@@ -249,9 +253,9 @@ def describe_no_match(model: nn.Module, pattern: str, more: Sequence[str] = ()) 
     )
 
 
-def _plain(name: str) -> str:
-    """Return a name without the parts that ``torch.compile`` adds for submodules."""
-    return name.replace("_orig_mod.", "")
+def plain_name(name: str) -> str:
+    """Return a weight's name in the model as the user wrote it, without names of wrappers."""
+    return _WRAPPERS.sub("", name)
 
 
 def _listed(names: Sequence[str]) -> str:

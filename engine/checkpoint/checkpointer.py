@@ -22,12 +22,12 @@ from torch import nn
 
 from ...config.errors import ConfigError, as_config_error
 from ...config.files.atomic import OnError, remove_leftovers
-from ...hooks.common import optimizer_in_eval_mode, unwrap_model
+from ...hooks.common import optimizer_in_eval_mode, plain_name, unwrap_model
 from .. import comm
 from .files import CheckpointError, OnSaved, Writer, read_tag, remove_checkpoint, write_checkpoint, write_file
 from .find_checkpoint import find_checkpoint, find_named, find_resumable
 from .matching import LoadReport, load_weights, split_query
-from .state import plain_name, to_plain
+from .state import to_plain
 from .weights import choose_weights, read_checkpoint
 
 __all__ = ["CheckpointError", "Checkpointer", "DetectionCheckpointer", "PeriodicCheckpointer", "unwrap_model"]

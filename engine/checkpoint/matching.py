@@ -13,10 +13,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ...config import ConfigError
-from ...hooks.common import is_sharded, shard_like
-from .state import plain_name
+from ...hooks.common import is_sharded, plain_name, shard_like
 
-__all__ = ["LoadReport", "load_weights", "plain_name", "split_query"]
+__all__ = ["LoadReport", "load_weights", "split_query"]
 
 # Prefixes of names in other checkpoints: DistributedDataParallel, Lightning, DeepSpeed.
 _PREFIX = re.compile(r"(module|model|_forward_module)\.")

@@ -1,6 +1,5 @@
 """Turns state into tensors and plain data, which load without pickle."""
 
-import re
 from collections.abc import Collection, Hashable, Mapping, Set
 from typing import Any
 
@@ -12,18 +11,11 @@ from torch.utils._pytree import tree_map_only
 
 from ...hooks.common import is_sharded
 
-__all__ = ["copy_to_host", "plain_name", "to_plain"]
+__all__ = ["copy_to_host", "to_plain"]
 
-# Parts of names that torch.compile, FSDP and activation checkpointing add.
-_WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _PLAIN = {int, float, bool, str, type(None)}
 # A view is copied if it is smaller than this part of the memory that torch.save would write for it.
 _USED = 0.9
-
-
-def plain_name(name: str) -> str:
-    """Return a weight's name in the model as the user wrote it, without names of wrappers."""
-    return _WRAPPERS.sub("", name)
 
 
 def to_plain(value: Any, where: str = "state") -> Any:

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from ...config import ConfigError
-from ...hooks.common import optimizers_of, unwrap_model
-from .state import plain_name
+from ...hooks.common import optimizers_of, plain_name, unwrap_model
 
 __all__ = ["FrozenWeights", "add_frozen"]
 

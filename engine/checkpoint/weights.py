@@ -11,10 +11,10 @@ from torch import nn
 
 from ...config.errors import ConfigError, first_line, printable
 from ...config.files.atomic import replace_file
-from ...hooks.common import unwrap_model
+from ...hooks.common import plain_name, unwrap_model
 from .files import load_torch_file, verify_checkpoint, write_checkpoint
 from .find_checkpoint import find_checkpoint
-from .state import plain_name, to_plain
+from .state import to_plain
 
 if TYPE_CHECKING:
     from .dcp_reader import Like

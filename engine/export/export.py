@@ -21,9 +21,9 @@ import hookline
 from ...config import CfgNode, ConfigError, get_cfg, name_of, suggest
 from ...config.errors import first_line, printable
 from ...config.files.atomic import replace_file
+from ...hooks.common import plain_name
 from ...runs.reading import WRITTEN_BY, check_output
 from ..checkpoint.find_checkpoint import find_checkpoint
-from ..checkpoint.matching import plain_name
 from ..checkpoint.weights import choose_weights, read_checkpoint
 from ..data import build_test_loader, build_train_loader
 from ..data.loader import move_to_device

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ...config import MISSING, CfgNode, ConfigError
 from ...config.errors import printable
 from ...config.values import same
-from ...hooks.common import length_of, optimizers_of, unwrap_model
+from ...hooks.common import length_of, optimizers_of, plain_name, unwrap_model
 from .. import comm
 from ..setup.seeds import set_seed
 from ..solver import LRMultiplier
@@ -53,7 +53,7 @@ def _kinds(optimizer: Any, scheduler: Any, model: nn.Module) -> dict[str, Any]:
     the same ones."""
     names = [type(one).__name__ for one in optimizers_of(optimizer)]
     schedules = [type(one).__name__ for one in schedulers_of(scheduler)]
-    name_of = {parameter: name.replace("_orig_mod.", "") for name, parameter in model.named_parameters()}
+    name_of = {parameter: plain_name(name) for name, parameter in model.named_parameters()}
     groups = [[name_of.get(parameter, "") for parameter in group["params"]] for group in optimizer.param_groups]
     return {"optimizer": ", ".join(names), "scheduler": ", ".join(schedules), "groups": groups}
 

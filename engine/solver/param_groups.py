@@ -11,7 +11,7 @@ from torch import nn
 from ...config import CfgNode, ConfigError, get_cfg
 from ...config.components import errors_at
 from ...config.signatures import bind
-from ...hooks.common import describe_no_match, matching_parameters
+from ...hooks.common import describe_no_match, matching_parameters, plain_name
 
 __all__ = [
     "apply_param_rules",
@@ -194,7 +194,7 @@ def apply_param_rules(cfg: CfgNode, model: nn.Module, groups: list[dict[str, Any
 def _matching(model: nn.Module, rule: "_Rule", key: str) -> list[nn.Parameter]:
     if rule.PARAMS is not None:
         return list(find_parameters(model, rule.PARAMS, f"{key}.PARAMS").values())
-    named = {name.replace("_orig_mod.", ""): parameter for name, parameter in model.named_parameters()}
+    named = {plain_name(name): parameter for name, parameter in model.named_parameters()}
     found = [parameter for name, parameter in named.items() if re.search(rule.REGEX or "", name)]
     if not found:
         raise ConfigError(f"{key}.REGEX: {rule.REGEX!r} is found in no parameter's name, such as {next(iter(named))}")

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from ...config import ConfigError, Duration
 from ...config.components import errors_at
 from ..base import HOOK_REGISTRY, Every, HookBase
-from ..common import local_part, unwrap_model
+from ..common import local_part, plain_name, unwrap_model
 
 __all__ = ["EMA", "EMAHook", "WeightAverage", "WeightAveraging"]
 
@@ -67,7 +67,7 @@ class WeightAverage:
                 weight: Any = owner[key]
                 if weight is None or not (weight.is_floating_point() or weight.is_complex()):
                     continue
-                name = _plain(f"{prefix}.{key}" if prefix else key)
+                name = plain_name(f"{prefix}.{key}" if prefix else key)
                 if id(weight) not in seen:
                     seen[id(weight)] = _average_of(name, weight, device, begin_with)
                     self._places.append((owner, key))
@@ -134,7 +134,7 @@ class WeightAverage:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the model's state dict with plain names and the averages. Tensors are not copied."""
-        weights = {_plain(name): value for name, value in self.model.state_dict().items()}
+        weights = {plain_name(name): value for name, value in self.model.state_dict().items()}
         return {name: self._names.get(name, value) for name, value in weights.items()}
 
 
@@ -158,10 +158,6 @@ def _average_of(
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     for target, source in zip(targets, sources, strict=True):  # _foreach_copy_ does not support sharded tensors
         target.copy_(source)
-
-
-def _plain(name: str) -> str:
-    return name.replace("_orig_mod.", "")
 
 
 class WeightAveraging(HookBase):

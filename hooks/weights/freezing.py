@@ -9,7 +9,7 @@ from torch import nn
 from ...config import ConfigError, Duration
 from ...config.components import errors_at
 from ..base import HOOK_REGISTRY, HookBase
-from ..common import describe_no_match, matches, unwrap_model
+from ..common import describe_no_match, matches, plain_name, unwrap_model
 
 __all__ = ["ModelFreezer"]
 
@@ -96,8 +96,8 @@ class ModelFreezer(HookBase):
                 "find_unused_parameters=True"
             )
         model = unwrap_model(trainer.model)
-        modules = {name.replace("_orig_mod.", ""): module for name, module in model.named_modules() if name}
-        parameters = {name.replace("_orig_mod.", ""): parameter for name, parameter in model.named_parameters()}
+        modules = {plain_name(name): module for name, module in model.named_modules() if name}
+        parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
         parts: list[_Part] = []
         found: set[Any] = set()  # for a part that matches several names, the first of them in the list counts
         for pattern, until in zip(self.layers, self._until, strict=True):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from small_runs import config_trainer, load
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import functional as F
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
@@ -99,11 +100,13 @@ def test_the_average_follows_the_formula_and_buffers_are_copied_or_averaged(warm
 def test_the_saved_average_is_a_full_state_dict_with_plain_names():
     model = Net()
     model.second = torch.compile(model.second, backend="eager")
+    model.norm = checkpoint_wrapper(model.norm)
     ema = EMA()
     trainer = simple_trainer(ema, model=nn.DataParallel(model))
     trainer.train(0, 2)
     ours = saved(ema)
     assert list(ours) == list(Net().state_dict())
+    assert not torch.equal(ours["norm.weight"], model.norm.weight)  # the average, by the plain name
     assert torch.equal(ours["first.weight"], ours["second.weight"])
     Net().load_state_dict(ours)
 
