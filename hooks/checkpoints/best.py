@@ -5,10 +5,11 @@ import math
 import operator
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, Literal
 
 from ...config import ConfigError, Duration, suggest
-from ...config.files.atomic import shown_path, temporary_path
+from ...config.files.atomic import displaced, shown_path, temporary_path
 from ...config.values import mode_of
 from ..base import HOOK_REGISTRY, Every, HookBase, Period
 from ..evaluation import Monitor
@@ -235,7 +236,9 @@ class BestCheckpointer(HookBase):
             return
         temporary = temporary_path(self._path())
         os.symlink(os.path.basename(self._path(self.best[0][1])), temporary)
-        os.replace(temporary, self._path())
+        copied = os.path.isdir(self._path()) and not os.path.islink(self._path())
+        with displaced(self._path()) if copied else nullcontext():  # a sharded run, copied without its links
+            os.replace(temporary, self._path())
 
     # ------------------------------------------------------------------ state
 

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -147,6 +148,17 @@ def test_files_are_removed_after_the_next_checkpoint_and_a_missing_one_is_a_warn
     assert hook.best == [(0.55, 8)]
     assert hook.loaded_iter == saved(checkpointer, "model_best")["iteration"] == 8
     assert kept(checkpointer).items() >= files_of(hook).items()
+
+
+def test_a_folder_in_the_place_of_the_link_is_replaced(train):
+    """A copy of a sharded run may have folders in the place of links."""
+    _, checkpointer, _ = train({1: 0.5}, until=6)
+    best = Path(checkpointer.save_dir, "model_best.pth")
+    best.unlink()
+    best.mkdir()
+    (best / "checksums.json").write_text("{}")
+    train({7: 0.6}, until=12)
+    assert saved(checkpointer, "model_best")["iteration"] == 7
 
 
 # ---------------------------------------------------------------------------- loading the best at the end
