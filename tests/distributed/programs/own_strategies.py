@@ -6,8 +6,9 @@ import sys
 
 import pytest
 import torch
-from parts import CLIP, ROOT, equal, run_of, whole
+from parts import CLIP, ROOT, run_of, whole
 from ranks import rows
+from small_runs import same
 from snippets import Page
 
 from hookline.config import ConfigError
@@ -74,7 +75,7 @@ def check_each_strategy_trains_as_ddp_and_resumes_exactly(folder):
         comm.synchronize()
         assert_same(run, folder / "ddp")
         copy, again = resume(run, strategy, *options)
-        assert equal(whole(again.model.state_dict()), whole(through.model.state_dict()))
+        assert same(whole(again.model.state_dict()), whole(through.model.state_dict()))
         assert rows(copy) == rows(run)
         assert not hasattr(again.strategy, "engine") or again.strategy.engine.steps == 5
         assert_same(resume(run, "ddp")[0], folder / "ddp")
@@ -84,8 +85,8 @@ def check_local_sgd_resumes_exactly_with_the_same_weights_on_all_ranks(folder):
     through = trainer_of(folder / "run", "local_sgd:LocalSGD", *LOCAL_SGD)
     through.train()
     _, again = resume(folder / "run", "local_sgd:LocalSGD", *LOCAL_SGD)
-    assert equal(again.model.state_dict(), through.model.state_dict())
-    assert equal(again.model.state_dict(), comm.broadcast_object(again.model.state_dict()))
+    assert same(again.model.state_dict(), through.model.state_dict())
+    assert same(again.model.state_dict(), comm.broadcast_object(again.model.state_dict()))
 
 
 # ---------------------------------------------------------------------- what is refused

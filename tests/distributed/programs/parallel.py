@@ -1,7 +1,6 @@
 """Models trained by two ranks, compared with a whole model that each rank trains by itself."""
 
 import copy
-import logging
 from functools import partial
 from itertools import pairwise, product
 
@@ -19,7 +18,7 @@ from hookline.engine import SimpleTrainer, comm
 from hookline.engine.data import ArrayDataset, EpochSampler, GlobalBatchSampler
 from hookline.engine.modeling import GPT, MODEL_REGISTRY, ModelAdapter, build_model
 from hookline.engine.modeling.build import attached_to
-from hookline.engine.parallel import DDP, FSDP2, Mesh, Strategy
+from hookline.engine.parallel import DDP, FSDP2, Mesh, Strategy, fsdp
 from hookline.engine.parallel.base import build_wrapped
 from hookline.engine.solver import build_grad_clipper, build_optimizer
 from hookline.hooks.common import gathered, unwrap_model
@@ -192,15 +191,6 @@ def check_gradients_are_clipped_as_those_of_the_whole_model(folder):
 # ---------------------------------------------------------------------- units
 
 
-class Keep(logging.Handler):
-    def __init__(self):
-        super().__init__()
-        self.text = ""
-
-    def emit(self, record):
-        self.text += record.getMessage()
-
-
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -225,18 +215,15 @@ def images():
 
 
 def check_tied_and_channels_last_weights_train_as_in_one_process_with_a_warning(folder):
-    keep, logger = Keep(), logging.getLogger("hookline.engine.parallel.fsdp")
-    logging.disable(logging.NOTSET)
-    logger.addHandler(keep)
+    seen, fsdp.logger.warning = [], lambda text, *words: seen.append(text % words)
     for modules in ([], ["Linear"]):
         model, difference = compare(Tied, strategy=FSDP2(min_params=20, modules=modules))
         assert model.encoder.weight is model.middle.weight
         assert difference < 1e-5
     x = torch.randn(11, 2, 8, 8, generator=torch.Generator().manual_seed(0))
     assert compare(images, data=ArrayDataset(x, points(11).tensors[1]))[1] < 1e-5
-    logging.disable(logging.WARNING)
-    assert "encoder is no unit: it shares a parameter" in keep.text
-    assert keep.text.count("MODEL.CHANNELS_LAST has no effect") == 1
+    assert "encoder is no unit: it shares a parameter" in str(seen)
+    assert str(seen).count("MODEL.CHANNELS_LAST has no effect") == 1
 
 
 def small_gpt():

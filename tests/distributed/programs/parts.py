@@ -61,7 +61,3 @@ def run_of(folder, *options, resume=False):
 def whole(state):
     """A state dict with whole tensors in place of sharded ones."""
     return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in state.items()}
-
-
-def equal(ours, theirs):
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 import torch
-from parts import CLIP, equal, run_of, whole
+from parts import CLIP, run_of, whole
+from small_runs import same
 
 from hookline.engine import comm
 from hookline.engine.checkpoint import CheckpointError, files, sharded, sharded_checkpointer
@@ -86,9 +87,9 @@ def check_an_interrupted_run_with_ema_and_async_saves_resumes_to_identical_weigh
     again = trainer(folder, "stopped", *OPTIONS, resume=True)
     assert again.start_iter == 8
     again.train()
-    assert equal(whole(again.model.state_dict()), whole(through.model.state_dict()))
+    assert same(whole(again.model.state_dict()), whole(through.model.state_dict()))
     ours, theirs = (whole(one.find_hook("EMA").state_dict()["averaged_model"]) for one in (again, through))
-    assert equal(ours, theirs)
+    assert same(ours, theirs)
     left = checkpoints(folder / "through")
     assert [name for name in left if "best" not in name] == ["model_0000011.pth", "model_final.pth"]
     assert len(left) == 5  # the best has two names
@@ -164,7 +165,7 @@ def check_an_asynchronous_save_has_the_state_of_its_call(folder):
     comm.synchronize()
     sharded_checkpointer.write_folder = write
     assert (run / "last_checkpoint").read_text() == "new.pth"
-    assert equal(whole(keeper._load_file(str(run / "new.pth"))["model"]), before)
+    assert same(whole(keeper._load_file(str(run / "new.pth"))["model"]), before)
     sizes = [(run / f"new.pth/__{rank}_0.distcp").stat().st_size for rank in range(2)]
     assert max(sizes) < 0.75 * sum(sizes)  # each rank writes only its share
 
@@ -188,7 +189,7 @@ def check_a_rank_loads_only_its_shards_from_each_kind_of_file(folder):
         comm.synchronize()
         change(keeper.model, 0.0)
         keeper.load(str(place), checkpointables=[])
-        assert equal(whole(keeper.model.state_dict()), before), place
+        assert same(whole(keeper.model.state_dict()), before), place
         read = keeper._load_file(str(place), mmap=True)["model"].values()
         assert path_of is prefixed or all(hasattr(value, "to_local") for value in read), place
 

@@ -1,16 +1,11 @@
 import pytest
 import torch
+from small_runs import Gan
 from torch import nn
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine.resume.lengths import resolve_lengths, scale_config
 from hookline.engine.solver import OptimizerList, SchedulerList, build_lr_scheduler, build_optimizer, check_solver
-
-
-class Pair(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.generator, self.critic = nn.Linear(2, 2), nn.Linear(2, 1)
 
 
 def make_cfg(parts, **solver):
@@ -27,7 +22,7 @@ PARTS = {
 
 
 def test_a_part_has_its_own_optimizer_rate_and_schedule_or_those_of_solver():
-    cfg, model = make_cfg(PARTS), Pair()
+    cfg, model = make_cfg(PARTS), Gan()
     check_solver(cfg)
     optimizer = build_optimizer(cfg, model)
     assert isinstance(optimizer, OptimizerList)
@@ -71,7 +66,7 @@ def test_wrong_parts_are_errors_that_name_the_key(parts, message):
     def build():
         cfg = make_cfg(parts)
         check_solver(cfg)
-        build_optimizer(cfg, Pair())
+        build_optimizer(cfg, Gan())
 
     with pytest.raises(ConfigError, match=message):
         build()
