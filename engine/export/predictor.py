@@ -38,12 +38,10 @@ def load_weights(
         raise ConfigError(f"OUTPUT_DIR: there is no complete checkpoint in {cfg.OUTPUT_DIR}, except copies of the best")
     report = getattr(checkpointer, "load_report", None)  # fvcore's only logs them
     if report is not None and (report.missing_keys or report.incorrect_shapes):
-        what = [f"{name} is {there}, the model's is {own}" for name, there, own in report.incorrect_shapes]
-        what += [f"it has no {name}" for name in report.missing_keys]
-        raise ConfigError(
-            f"MODEL.WEIGHTS: {checkpointer.loaded_from} is of another model than {cfg.MODEL.NAME} with its MODEL.ARGS: "
-            f"{'; '.join(what[:3])}"
+        what = (
+            f"MODEL.WEIGHTS: {checkpointer.loaded_from} does not fit {cfg.MODEL.NAME} with its MODEL.ARGS"
         )
+        raise ConfigError("\n".join([f"{what}:", *report.differences()]))
     return rest
 
 
