@@ -38,7 +38,7 @@ def load_weights(
         raise ConfigError(f"OUTPUT_DIR: there is no complete checkpoint in {cfg.OUTPUT_DIR}, except copies of the best")
     report = getattr(checkpointer, "load_report", None)  # fvcore's only logs them
     if report is not None and (report.missing_keys or report.incorrect_shapes):
-        what = f"MODEL.WEIGHTS: {checkpointer.loaded_from} does not fit {cfg.MODEL.NAME} with its MODEL.ARGS"
+        what = f"MODEL.WEIGHTS: {checkpointer.loaded_from} is of another model than {cfg.MODEL.NAME} with MODEL.ARGS"
         raise ConfigError("\n".join([f"{what}:", *report.differences()]))
     return rest
 
