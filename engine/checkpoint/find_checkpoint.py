@@ -97,7 +97,7 @@ def find_resumable(checkpointer: Any) -> str:
     # Without last_checkpoint, a file of weights only may be from elsewhere.
     needed = checkpointer.checkpointables.keys() & {"trainer"} or ({"iteration"} if not tagged else set())
     if last and first_resumable([last], needed):
-        return last
+        return _in_own_folder(checkpointer, last)
     found = first_resumable(comm.on_main_process(lambda: _other_checkpoints(checkpointer, last)), needed)
     if found:
         logger.warning("Resuming from %s, the newest intact checkpoint", found)
@@ -106,7 +106,12 @@ def find_resumable(checkpointer: Any) -> str:
             f"{folder}: there is no intact checkpoint of this run; start without --resume, from weights "
             "(MODEL.WEIGHTS) if you like"
         )
-    return found
+    return _in_own_folder(checkpointer, found)
+
+
+def _in_own_folder(checkpointer: Any, path: str) -> str:
+    """Return this rank's copy of what the main rank has found: machines need no shared folder."""
+    return path if comm.is_main_process() or not path else os.path.join(checkpointer.save_dir, os.path.basename(path))
 
 
 def _other_checkpoints(checkpointer: Any, last: str) -> list[str]:
