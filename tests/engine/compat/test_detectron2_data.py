@@ -3,10 +3,11 @@
 import pytest
 import torch
 from ranks import rows
+from starts import arguments
 from torch import nn
 
 from hookline.config import CfgNode, get_cfg
-from hookline.engine import DefaultTrainer, hooks
+from hookline.engine import DefaultTrainer, default_setup, hooks
 from hookline.engine.data import DatasetFromList, MapDataset, build_batch_data_loader
 from hookline.engine.data.samplers import RepeatFactorTrainingSampler, TrainingSampler
 from hookline.engine.solver.lr_scheduler import WarmupMultiStepLR
@@ -102,6 +103,8 @@ def train(folder, sampler, resume=False, stop=None):
     cfg = get_cfg()
     add_my_config(cfg)
     cfg.MODEL.META_ARCHITECTURE = "Net"
+    # Names of what the trainer builds itself: they are not checked.
+    cfg.SOLVER.LR_SCHEDULER_NAME, cfg.DATASETS.TRAIN = "MyPoly", ("mine",)
     cfg.MODEL.DEVICE = "cpu"
     cfg.DATALOADER.SAMPLER_TRAIN = sampler
     cfg.SOLVER.IMS_PER_BATCH = 4
@@ -110,6 +113,7 @@ def train(folder, sampler, resume=False, stop=None):
     cfg.SOLVER.WARMUP_ITERS = 3
     cfg.SEED = 1
     cfg.OUTPUT_DIR = str(folder)
+    default_setup(cfg, arguments(resume=resume))
     trainer = Trainer(cfg)
     trainer.resume_or_load(resume=resume)
     if stop is not None:

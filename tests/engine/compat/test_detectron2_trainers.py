@@ -248,6 +248,7 @@ def make(tmp_path):
         cfg.MODEL.DEVICE = "cpu"
         cfg.OUTPUT_DIR = str(tmp_path)
         cfg.DATASETS.TEST = ("val",)
+        cfg.TEST.EVALUATOR = "COCOeval"  # an unknown name is not checked if build_evaluator is overridden
         cfg.TEST.EVAL_PERIOD = 3
         cfg.SOLVER.MAX_ITER, cfg.SOLVER.CHECKPOINT_PERIOD = 6, 4
         cfg.SOLVER.STEPS, cfg.SOLVER.WARMUP_ITERS = (), 0

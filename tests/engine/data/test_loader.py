@@ -18,6 +18,8 @@ from hookline.engine.data import (
     DATASET_REGISTRY,
     ArrayDataset,
     EpochIterator,
+    EpochSampler,
+    GlobalBatchSampler,
     SeededLoader,
     ShardedIterable,
     StreamLoader,
@@ -201,6 +203,18 @@ def test_samples_that_are_none_do_not_count(workers):
     assert [size for _, size in whole_pass(loader)] == [4, 4]
     batches = EpochIterator(loader)
     assert [size for _, size in batches.micro_batches(5, lambda: next(batches))] == [1, 1, 1, 1]
+
+
+def test_another_number_of_micro_batches_starts_with_the_next_batch():
+    sampler = GlobalBatchSampler(EpochSampler(20), 4)
+    batches = EpochIterator(SeededLoader(list(range(20)), seed=0, batch_sampler=sampler, collate_fn=Graph))
+    found = []
+    for parts in (1, 2, 4, 1, 2):
+        read = batches.micro_batches(parts, lambda: next(batches))
+        assert [size for _, size in read] == [4 // parts] * parts
+        found += [one for part, _ in read for one in numbers(part)]
+    sampler.set_epoch(0)
+    assert found == [index for batch in sampler for index in batch]
 
 
 def test_batches_of_another_source_are_cut():
