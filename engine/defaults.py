@@ -1,4 +1,12 @@
-"""``DefaultTrainer``: from a config to a run. docs/architecture.md tells how a run ends and continues."""
+"""``DefaultTrainer``: from a config to a run.
+
+- After Ctrl-C the step is finished, metrics are written, a checkpoint ``model_<iteration>.pth`` is saved, and the exit
+  code is 130. A second Ctrl-C raises KeyboardInterrupt: nothing more is saved.
+- A file of a checkpoint gets its name when it is complete, and ``last_checkpoint`` is replaced after that. So a process
+  that is killed in a save leaves the checkpoint before as the last one.
+- ``--resume`` loads the last checkpoint that is intact, and training goes on with the iteration after it. Where the
+  config differs from the checkpoint's, the config decides. Of a complete run nothing is left to do.
+"""
 
 import logging
 import os
@@ -234,8 +242,8 @@ class DefaultTrainer(SimpleTrainer):
     def _begin(self) -> None:
         own_test = "test" in overridden_builders(type(self), DefaultTrainer)
         testing.sanity_check(self, own_test)  # before an earlier run is moved away
-        self._take_folder()
         try:
+            self._take_folder()
             super()._begin()
         except BaseException:
             self._run_ended()
@@ -243,7 +251,7 @@ class DefaultTrainer(SimpleTrainer):
 
     def _take_folder(self) -> None:
         if self.current_run is None:  # a subclass that does not call __init__
-            self.current_run = Run.take(self.cfg)
+            self.current_run = Run.opened_for(self.cfg)
         if (run := self.current_run) is None:
             return
         loaded = self._resume is not None or self.start_iter > 0 or bool(getattr(self.checkpointer, "resumed_from", ""))

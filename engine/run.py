@@ -1,9 +1,10 @@
 """``Run``: one run in its folder, from the check of its config to the release of OUTPUT_DIR.
 
-``Run.open`` checks and prepares; on the disk it only creates OUTPUT_DIR. ``run.begin()`` takes the folder: it locks it,
-moves an earlier run away unless that one is resumed, writes ``config.yaml`` and opens the log. ``run.end()`` releases
-the folder. :class:`DefaultTrainer` begins and ends the run in ``before_train`` and ``after_train``; a loop of one's own
-calls :func:`begin_run`.
+``Run.open`` checks and prepares. On the disk it only undoes a move that a killed start has left half done, and
+``create_folder`` makes OUTPUT_DIR. ``run.begin()`` takes the folder: it locks it, moves an earlier run to
+``previous_NNN`` in it unless that one is resumed, writes ``config.yaml`` and opens the log. ``run.end()`` releases the
+folder; when a process is killed, its lock goes with it. :class:`DefaultTrainer` begins and ends the run in
+``before_train`` and ``after_train``; a loop of one's own calls :func:`begin_run`.
 """
 
 import logging
@@ -113,7 +114,7 @@ def begin_run(cfg: Any, kind: RunKind | None = None) -> None:
     Raises:
         ConfigError: OUTPUT_DIR cannot be used.
     """
-    run = Run.take(cfg)
+    run = Run.opened_for(cfg)
     if run is not None and kind in (None, run.kind):
         Run.opened = None
         run.begin()
@@ -164,7 +165,7 @@ class Run:
         self.moved = ""
 
     @classmethod
-    def take(cls, cfg: Any) -> "Run | None":
+    def opened_for(cls, cfg: Any) -> "Run | None":
         """Return the run that :func:`default_setup` opened for the folder of a config; None if there is none."""
         run = cls.opened
         folder = cfg.OUTPUT_DIR if isinstance(cfg, CfgNode) else folder_of(cfg)
@@ -185,7 +186,7 @@ class Run:
         Raises:
             ConfigError: as for :func:`default_setup`.
         """
-        run = cls.take(cfg)
+        run = cls.opened_for(cfg)
         if run is None or not (cfg is run.user_cfg or cfg.dump(sort_keys=False) == run._text):
             check_config(cfg, overridden)
             if comm.get_world_size() > 1:

@@ -61,7 +61,7 @@ class LoopState:
         in_step: whether ``before_step`` was called, and ``after_step`` not yet.
         prepared: the iteration that :meth:`TrainerBase.prepare_for` was called in, by what it prepares for.
         other_errors: exceptions that may be on their way in ``after_train`` without being an error of the run.
-        final_metrics: the storage's state when the loop of a stopped run ended.
+        storage_at_end: the storage's state when the loop of a stopped run ended.
         of_ranks: an iteration, and what its checkpoint holds of each rank.
     """
 
@@ -71,7 +71,7 @@ class LoopState:
     in_step: bool = False
     prepared: dict[Request, int] = field(default_factory=dict)
     other_errors: list[BaseException | None] = field(default_factory=list)
-    final_metrics: Mapping[str, Any] | None = None
+    storage_at_end: Mapping[str, Any] | None = None
     of_ranks: tuple[int, Mapping[str, Any]] = (-1, {})
 
 
@@ -186,7 +186,7 @@ class TrainerBase:
         ):
             raise self._not_called("after_step")
         if self._stop is not None:
-            raise self._end_of_loop(self._stop)
+            raise self._error_to_end_loop(self._stop)
         self._loop.in_step = True
         self.storage.iter = self.iter
         self._begin_step()
@@ -241,7 +241,7 @@ class TrainerBase:
         self.requests.clear()
         if loop.sync is not None:
             self._attempt(loop.sync.end, self)
-        failed = self._error is not None
+        failed = self._error is not None  # a step has; errors of the hooks that follow do not keep others from saving
         if not failed:
             if self._stop is None and self.iter >= self.max_iter > self.finished_iter + 1:
                 self.stop("trainer.iter was set to max_iter")
@@ -249,7 +249,7 @@ class TrainerBase:
             self._attempt(self.prepare_for, "eval")
             if not self.completed:
                 # A stopped run may be resumed. Its checkpoint holds the metrics as they are here.
-                loop.final_metrics = self.storage.state_dict()
+                loop.storage_at_end = self.storage.state_dict()
         try:
             self._call_all("after_train")
             self._call_all("before_write")
@@ -292,10 +292,12 @@ class TrainerBase:
     def _begin_step(self) -> None:
         """Begin an epoch, if the step is its first."""
 
-    def _end_of_loop(self, stop: StopRequest) -> BaseException:
+    def _error_to_end_loop(self, stop: StopRequest) -> BaseException:
         """Return what ends a loop that does not look at ``stop_requested``."""
-        text = f"{stop.reason}: the run ends with its final checkpoint, and this error ends the training loop of "
-        text += f"{type(self).__name__}; to do without it, let the loop check self.stop_requested"
+        text = (
+            f"{stop.reason}: the run ends with its final checkpoint, and this error ends the training loop of "
+            f"{type(self).__name__}; to do without it, let the loop check self.stop_requested"
+        )
         end = SystemExit(stop.exit_code) if stop.exit_code else RuntimeError(text)
         self._loop.other_errors.append(end)
         return end
@@ -350,8 +352,9 @@ class TrainerBase:
     def prepare_for(self, what: Request) -> None:
         """Do what must come before an evaluation, before metrics are written, and before a checkpoint is saved.
 
-        Losses and weights are checked, and all ranks combine their metrics. ``before_write`` is called before metrics
-        are written. A hook that acts in ``on_eval``, ``on_write`` or ``on_save`` calls this first, on all ranks.
+        All ranks combine their metrics, ``before_write`` is called if metrics will be written, and a SimpleTrainer
+        checks losses and weights. A hook that acts in ``on_eval``, ``on_write`` or ``on_save`` calls this first, on all
+        ranks.
         """
         if self._loop.prepared.get(what) == self.iter:
             return
@@ -567,7 +570,7 @@ class TrainerBase:
         if hooks := self.hooks.state_dict():
             state["hooks"] = hooks
         if self.hooks.running:
-            state["storage"] = self._loop.final_metrics or self.storage.state_dict()
+            state["storage"] = self._loop.storage_at_end or self.storage.state_dict()
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
