@@ -100,7 +100,7 @@ def test_micro_batches_have_the_gradient_and_loss_of_the_batch(name, make):
         assert "num_items" not in cut
 
 
-def test_micro_batches_count_by_the_items_that_a_loss_returns_and_without_items_not_at_all():
+def test_micro_batches_count_by_their_items_and_without_items_not_at_all():
     def loss(scores, labels):
         return {"loss": F.cross_entropy(scores, labels), "num_items": (labels >= 0).sum()}  # NaN without items
 
