@@ -11,11 +11,11 @@ from ..hooks import *  # noqa: F403 (as detectron2.engine does)
 from .compat.amp_trainer import AMPTrainer
 from .compat.functions import create_ddp_model, default_writers
 from .defaults import DefaultTrainer
-from .export.export import export_weights
-from .export.predictor import DefaultPredictor
 from .launch import DEFAULT_TIMEOUT, config_errors_exit, launch  # not later: the module has the name of the function
 from .parallel.fsdp import FSDP2
 from .parallel.mesh import Mesh
+from .program.export import export_weights
+from .program.predictor import DefaultPredictor
 from .run import begin_run, default_setup
 from .setup.check import check_config
 from .setup.logger import setup_logger

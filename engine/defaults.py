@@ -21,13 +21,14 @@ from torch import nn
 from .. import hooks
 from ..config import CfgNode, Config, ConfigError, Duration
 from ..config.components import mode_of_result
-from ..hooks.checkpoints.fvcore import checked
+from ..hooks.builtin.fvcore import checked
+from ..hooks.builtin.interruption import INTERRUPTED_BY, StopSignals, is_session
 from ..hooks.common import capture_rng
-from ..hooks.control.interruption import INTERRUPTED_BY, StopSignals, is_session
 from ..hooks.evaluation import flatten_names
 from ..hooks.writers.periodic import smoothing_window
-from . import comm
+from . import comm, differences
 from .checkpoint import checkpointer_for, unwrap_model
+from .checkpoint.resume_state import load_optimizer
 from .compat.inner_trainer import get_inner, set_inner
 from .data.build import NoTrainData, build_test_loader, build_train_loader, check_same_length
 from .evaluation import DatasetEvaluator, build_evaluator, evaluation_context, testing, verify_results
@@ -35,9 +36,6 @@ from .evaluation.evaluator import initialized
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from .modeling.build import attached_to
 from .parallel.base import build_strategy, build_wrapped
-from .resume import differences
-from .resume.lengths import Lengths, apply_max_iter, loader_length, scale_config
-from .resume.state import load_optimizer
 from .run import Run, begin_run, default_setup
 from .setup.check import HOOK_KEY, WRITER_KEY, best_metric, overridden_builders
 from .setup.report import log_end, log_start, name_replay, replay_command
@@ -46,6 +44,7 @@ from .setup.seeds import seed_all_rng
 from .simple_trainer import SimpleTrainer
 from .solver import SchedulerList, build_grad_clipper, build_lr_scheduler, build_optimizer
 from .solver.build import optimizer_or_problem
+from .solver.lengths import Lengths, apply_max_iter, loader_length, scale_config
 from .solver.schedules import scheduler_hooks
 from .train_loop import TrainResult
 

@@ -19,7 +19,7 @@ import hookline
 from ..command_line import handling_signals
 from ..config import CfgNode, ConfigError
 from ..config.errors import error_text
-from ..hooks.control.interruption import EXIT_INTERRUPTED, EXIT_RESUMABLE
+from ..hooks.builtin.interruption import EXIT_INTERRUPTED, EXIT_RESUMABLE
 from . import comm
 from .parallel.processes import GRACE, ends_without_answer, first_failure, run_local_ranks, run_rank, watch_parent
 

@@ -19,8 +19,8 @@ import torch
 import hookline
 
 from ..config import CfgNode, ConfigError, Duration
-from ..config.files.atomic import check_regular, replace_text, shown_path
-from ..config.files.run_folder import RECORDS, FolderLock, check_records, move_run, recover, recover_if_idle
+from ..config.atomic import check_regular, replace_text, shown_path
+from ..config.run_folder import RECORDS, FolderLock, check_records, move_run, recover, recover_if_idle
 from ..config.yaml_files import find_config
 from ..hooks.writers.files import back_up
 from . import comm

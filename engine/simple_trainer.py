@@ -16,6 +16,7 @@ from ..hooks.common import capture_rng, optimizers_of, refuse_closure, restore_r
 from ..hooks.event_storage import EventStorage, get_event_storage
 from . import comm
 from .checkpoint import unwrap_model
+from .checkpoint.resume_state import START_ANEW, check_complete, data_of_this_rank, rng_of_this_rank, states_of_ranks
 from .data.epoch_iterator import EpochIterator, check_indices, set_data_loader
 from .data.loader import move_to_device
 from .evaluation.evaluator import predictions
@@ -27,7 +28,6 @@ from .modeling.loss_module import LossModule
 from .parallel.base import Strategy, check_strategy
 from .parallel.copies import check_same_weights, share_weights
 from .parallel.ddp import DDP
-from .resume.state import START_ANEW, check_complete, data_of_this_rank, rng_of_this_rank, states_of_ranks
 from .solver.clipping import clipper_of
 from .solver.multi_optimizer import OptimizerList
 from .step.fast_path import FastStep

@@ -1,28 +1,28 @@
 """Hooks, the storage that collects metrics, and the writers that report them."""
 
 from .base import EVENTS, HOOK_REGISTRY, STEP_EVENTS, Every, HookBase, StopTraining
-from .checkpoints.best import BestCheckpointer
-from .checkpoints.periodic import ExceptionCheckpointer, PeriodicCheckpointer, RollingCheckpointer
-from .control.accumulation import GradientAccumulationScheduler
-from .control.early_stopping import EarlyStopping
-from .control.interruption import SignalHandler, StopSignals, TimeLimit
-from .control.loss_spike import LossSpike
-from .control.lr_scheduler import LRScheduler
+from .builtin.accumulation import GradientAccumulationScheduler
+from .builtin.averaging import EMA, EMAHook, WeightAveraging
+from .builtin.best import BestCheckpointer
+from .builtin.early_stopping import EarlyStopping
+from .builtin.flops import FlopsCounter
+from .builtin.freezing import ModelFreezer
+from .builtin.interruption import SignalHandler, StopSignals, TimeLimit
+from .builtin.loss_spike import LossSpike
+from .builtin.lr_scheduler import LRScheduler
+from .builtin.memory import GarbageCollection, MemoryMonitor, MemorySnapshot, TorchMemoryStats
+from .builtin.periodic import ExceptionCheckpointer, PeriodicCheckpointer, RollingCheckpointer
+from .builtin.precise_bn import PreciseBN
+from .builtin.profilers import AutogradProfiler, TorchProfiler
+from .builtin.samples import SamplePredictions
+from .builtin.swa import SWA
+from .builtin.timing import IterationTimer, Throughput
 from .evaluation import EvalHook
 from .event_storage import _CURRENT_STORAGE_STACK as _CURRENT_STORAGE_STACK
 from .event_storage import EventStorage, get_event_storage, has_event_storage
 from .functions import CallbackHook, FunctionHook, on
 from .history_buffer import HistoryBuffer
 from .hook_list import HookOrderError, check_hooks
-from .watching.flops import FlopsCounter
-from .watching.memory import GarbageCollection, MemoryMonitor, MemorySnapshot, TorchMemoryStats
-from .watching.profilers import AutogradProfiler, TorchProfiler
-from .watching.samples import SamplePredictions
-from .watching.timing import IterationTimer, Throughput
-from .weights.averaging import EMA, EMAHook, WeightAveraging
-from .weights.freezing import ModelFreezer
-from .weights.precise_bn import PreciseBN
-from .weights.swa import SWA
 from .writers.bars import LivePlot, ProgressBar
 from .writers.base import WRITER_REGISTRY, CommonMetricPrinter, EventWriter, RowWriter
 from .writers.files import CSVWriter, JSONWriter

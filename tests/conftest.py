@@ -14,7 +14,7 @@ import pytest
 from loggers import unchanged_logging
 
 # Tests that promise that a file survives wait for the disk. The others do not: the machine goes on after them.
-DURABLE = ("promises", "config/files")
+DURABLE = ("promises", "config/test_atomic.py", "config/test_run_folder.py")
 # The longest files come first, so that the two processes end at about the same time.
 FIRST = ("promises", "distributed", "test_package.py", "tools")
 

@@ -42,6 +42,16 @@ def test_neither_files_nor_rooms_import_each_other_in_a_circle(imports):
     assert not rooms.circles(rooms.room_arrows())
 
 
+def test_there_are_few_rooms():
+    folders = {
+        path.parent
+        for top in ("config", "hooks", "engine", "src", "tools")
+        for path in (rooms.ROOT / top).rglob("*.py")
+        if "__pycache__" not in path.parts
+    }
+    assert len(folders) <= 22  # fewer, not more
+
+
 # Prints for each job of a default run how many functions and files of the project are entered, and how often control
 # goes from one file to another; and the number of attributes of a trainer.
 WALK = """

@@ -20,8 +20,8 @@ from fvcore.common.checkpoint import PeriodicCheckpointer
 from iopath.common.file_io import g_pathmgr
 from torch import nn
 
+from ...config.atomic import OnError, remove_leftovers
 from ...config.errors import ConfigError, as_config_error
-from ...config.files.atomic import OnError, remove_leftovers
 from ...hooks.common import optimizer_in_eval_mode, plain_name, unwrap_model
 from .. import comm
 from .files import CheckpointError, OnSaved, Writer, read_tag, remove_checkpoint, write_checkpoint, write_file

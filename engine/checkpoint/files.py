@@ -21,8 +21,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from ...config.errors import ConfigError, first_line, printable
-from ...config.files.atomic import (
+from ...config.atomic import (
     OnError,
     WriteError,
     check_on_error,
@@ -31,6 +30,7 @@ from ...config.files.atomic import (
     remove_path,
     replace_file,
 )
+from ...config.errors import ConfigError, first_line, printable
 from .state import copy_to_host
 
 __all__ = [

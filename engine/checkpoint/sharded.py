@@ -26,8 +26,8 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import MappingKey, tree_map_with_path
 
+from ...config.atomic import displaced, replace_file, replace_text, sync_directory, temporary_path
 from ...config.errors import ConfigError, first_line
-from ...config.files.atomic import displaced, replace_file, replace_text, sync_directory, temporary_path
 from .. import comm
 from .dcp_reader import Keys, Like, nested, read_metadata, read_tensors
 from .files import STATE_FILE, disk_errors, load_torch_file, verify_checkpoint, write_checkpoint

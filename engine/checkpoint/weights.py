@@ -9,8 +9,8 @@ from typing import IO, TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch import nn
 
+from ...config.atomic import replace_file
 from ...config.errors import ConfigError, first_line, printable
-from ...config.files.atomic import replace_file
 from ...hooks.common import plain_name, unwrap_model
 from .files import load_torch_file, verify_checkpoint, write_checkpoint
 from .find_checkpoint import find_checkpoint

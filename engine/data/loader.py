@@ -18,8 +18,8 @@ from torch.utils.data._utils.signal_handling import _remove_worker_pids
 
 from ...config import ConfigError
 from ...config.errors import MismatchError
+from ...hooks.builtin.interruption import STOP_SIGNALS
 from ...hooks.common import convert, length_of
-from ...hooks.control.interruption import STOP_SIGNALS
 from .batch_sampler import PlacedBatch
 from .batches import cut, present
 from .datasets import MapDataset

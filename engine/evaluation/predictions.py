@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import Subset
 
 from ...config import ConfigError
-from ...config.files.atomic import replace_file, temporary_path
+from ...config.atomic import replace_file, temporary_path
 from ...config.values import one_of
 from ...hooks.common import class_names_of, fields_of
 from .. import comm

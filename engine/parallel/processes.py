@@ -33,7 +33,7 @@ from torch.multiprocessing.spawn import ProcessException
 
 from ...command_line import handling_signals
 from ...config import ConfigError
-from ...hooks.control.interruption import EXIT_INTERRUPTED, EXIT_RESUMABLE
+from ...hooks.builtin.interruption import EXIT_INTERRUPTED, EXIT_RESUMABLE
 from .. import comm
 
 __all__ = ["GRACE", "ends_without_answer", "first_failure", "run_local_ranks", "run_rank", "watch_parent"]

@@ -1,1 +1,7 @@
-"""A whole program: the config from the command line, then training, evaluation, prediction or a dry run."""
+"""Whole programs on a run: train, evaluate and predict, export, find a rate, repeat a step, compare two runs."""
+
+from .diverge import diverge
+from .repeat import replay
+from .samples import samples_at
+
+__all__ = ["diverge", "replay", "samples_at"]

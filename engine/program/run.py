@@ -109,8 +109,8 @@ def _with_all_options(args: argparse.Namespace) -> argparse.Namespace:
 
 def _look_again(trainer: type[DefaultTrainer], args: argparse.Namespace, folder: str, cfg: CfgNode | None) -> None:
     """Handle ``--replay`` and ``--samples``. KEY VALUE pairs are for the replay."""
-    from ..replay.repeat import replay_in_ranks  # it imports this room
-    from ..replay.samples import samples_at
+    from .repeat import replay_in_ranks  # it imports this room
+    from .samples import samples_at
 
     if args.samples is not None:
         print(*samples_at(folder, args.samples, cfg, trainer.build_train_loader), sep="\n")
@@ -142,7 +142,7 @@ def _work(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode) ->
     if args.dry_run:
         return _dry_run(kind, args, cfg)
     if args.eval_only or args.predict:
-        from ..export.predictor import load_weights
+        from .predictor import load_weights
 
         trainer = _kind(kind, args)(cfg)
         content = load_weights(cfg, trainer.model, args.resume, type(trainer.checkpointer))

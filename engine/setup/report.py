@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from ...config import MISSING, CfgNode, ConfigError, component, get_cfg, name_of
-from ...config.files.atomic import shown_path
+from ...config.atomic import shown_path
 from ...hooks.base import EVENTS
+from ...hooks.builtin.interruption import is_session
 from ...hooks.common import length_of, unwrap_model
-from ...hooks.control.interruption import is_session
 from ...hooks.hook_list import hook_name, overrides
 from .. import comm
 from ..evaluation import format_results

@@ -11,7 +11,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from ...hooks.control.lr_scheduler import LRMultiplier, WarmupParamScheduler
+from ...hooks.builtin.lr_scheduler import LRMultiplier, WarmupParamScheduler
 
 __all__ = ["LRMultiplier", "LRScheduler", "WarmupCosineLR", "WarmupMultiStepLR", "WarmupParamScheduler"]
 

@@ -27,7 +27,7 @@ from ...config import CfgNode, ConfigError, Duration, Registry
 from ...config.components import ComponentKey, errors_at, mode_of_result
 from ...config.values import kind_of
 from ...hooks import LRScheduler
-from ...hooks.control.lr_scheduler import (
+from ...hooks.builtin.lr_scheduler import (
     FunctionSchedule,
     LRMultiplier,
     TimmScheduler,
@@ -131,7 +131,7 @@ def iterations_of(length: Any, iters_per_epoch: int | None, offset: int = 0) -> 
     Args:
         length: iterations, or a text such as "2ep".
         iters_per_epoch: iterations in an epoch; None if unknown.
-        offset: added to a length in epochs; see :class:`hookline.engine.resume.lengths.Lengths`.
+        offset: added to a length in epochs; see :class:`hookline.engine.solver.lengths.Lengths`.
 
     Raises:
         ConfigError: it is in epochs and the length of an epoch is unknown; or it is a time.

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...config import ConfigError
 from ..base import HOOK_REGISTRY, HookBase
-from ..control.interruption import in_notebook
+from ..builtin.interruption import in_notebook
 from ..evaluation import flatten_names
 from .base import PERFORMANCE, format_number, metrics_to_show
 

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ...config import Registry
+from ..builtin.timing import format_seconds
 from ..event_storage import EventStorage, Row, get_event_storage, has_event_storage
-from ..watching.timing import format_seconds
 
 __all__ = ["WRITER_REGISTRY", "CommonMetricPrinter", "EndOfRun", "EventWriter", "MediaWriter", "Medium", "RowWriter"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ...config.files.atomic import check_regular, free_name, replace_file, sync_directory
+from ...config.atomic import check_regular, free_name, replace_file, sync_directory
 from ..event_storage import Row
 from .base import WRITER_REGISTRY, RowWriter
 

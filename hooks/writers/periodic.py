@@ -7,7 +7,7 @@ from operator import methodcaller
 from typing import Any
 
 from ...config import Duration
-from ...config.files.atomic import OnError, WriteError, check_on_error
+from ...config.atomic import OnError, WriteError, check_on_error
 from ..base import HOOK_REGISTRY, Every, HookBase, Period, for_subclasses
 from ..common import run_folder
 from ..history_buffer import MeanWindow

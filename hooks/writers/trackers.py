@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from ...config import ConfigError
+from ...config.atomic import WriteError, replace_text
 from ...config.errors import first_line, suggest
-from ...config.files.atomic import WriteError, replace_text
 from ..common import preserve_rng
 from ..event_storage import Row
 from .base import WRITER_REGISTRY, EndOfRun, MediaWriter, Medium

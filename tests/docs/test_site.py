@@ -41,7 +41,7 @@ def test_errors_on_the_page_of_errors_exist():
         places = (
             "hookline.engine.checkpoint",
             "hookline.config",
-            "hookline.config.files.atomic",
+            "hookline.config.atomic",
             "torch",
             "builtins",
         )

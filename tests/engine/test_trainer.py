@@ -505,7 +505,7 @@ def test_the_config_shows_objects_and_cannot_repeat_the_run(make, tmp_path):
     path = tmp_path / "run" / "config.yaml"
     text = path.read_text()
     assert f"  NAME: <object {Net.__module__}.Net>\n" in text
-    assert "- <object hookline.hooks.control.early_stopping.EarlyStopping>\n" in text
+    assert "- <object hookline.hooks.builtin.early_stopping.EarlyStopping>\n" in text
     cfg = get_cfg()
     cfg.merge_from_file(path)
     with pytest.raises(ConfigError, match=r"^MODEL.NAME: <object"):

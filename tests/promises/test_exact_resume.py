@@ -497,14 +497,14 @@ COPIES = {
 """Copies of other items, where detectron2 looks for them."""
 
 ELSEWHERE = {
-    *("trainer/hooks/RollingCheckpointer", "trainer/hooks/BestCheckpointer/written"),  # tests/hooks/checkpoints
+    *("trainer/hooks/RollingCheckpointer", "trainer/hooks/BestCheckpointer/written"),  # tests/hooks/builtin
     "trainer/hooks/BestCheckpointer/metric",
-    "trainer/hooks/LRScheduler/last_lr",  # tests/hooks/control/test_lr_scheduler.py: rates that a hook sets
+    "trainer/hooks/LRScheduler/last_lr",  # tests/hooks/builtin/test_lr_scheduler.py: rates that a hook sets
     # tests/hooks/writers/test_tensorboard.py
     *("trainer/storage/images", "trainer/storage/histograms", "trainer/storage/texts", "trainer/storage/evaluated"),
     "trainer/rng_of_ranks",  # tests/distributed/test_training.py
     "trainer/nonfinite",  # tests/engine/step/test_nonfinite.py
-    # tests/engine/resume/test_differences.py
+    # tests/engine/checkpoint/test_differences.py
     *("trainer/complete", "trainer/run/length", "trainer/run/results", "trainer/run/world_size", "trainer/run/samples"),
 }
 """Items that matter only with several processes, loader workers or another config, and where they are tested."""

@@ -141,7 +141,7 @@ def export(args: argparse.Namespace) -> None:
     config names, which runs their code: config.yaml beside the checkpoint needs
     --trust-config.
     """
-    from hookline.engine.export.export import export
+    from hookline.engine.program.export import export
 
     print(export(args))
 
@@ -156,7 +156,7 @@ def inspect(args: argparse.Namespace) -> int:
 
     Exit codes: 0: intact; 1: corrupt; 2: bad input.
     """
-    from hookline.engine.export.inspection import report
+    from hookline.engine.program.inspection import report
 
     whole, text = report(args.checkpoint, as_json=args.json)
     print(text)
@@ -209,7 +209,7 @@ def replay(args: argparse.Namespace) -> None:
     Runs the code of the parts that RUN/config.yaml names.
     """
     from hookline.engine.options import named_trainer
-    from hookline.engine.replay.repeat import replay_in_ranks
+    from hookline.engine.program.repeat import replay_in_ranks
 
     replay_in_ranks(args.run, args.iter, named_trainer(args.trainer), overrides=args.set)
 
@@ -224,7 +224,7 @@ def samples(args: argparse.Namespace) -> None:
 
     From the sampler alone: nothing is trained, and the step may be in the future.
     """
-    from hookline.engine.replay.samples import samples_at
+    from hookline.engine.program.samples import samples_at
 
     print(*samples_at(args.run, args.iter), sep="\n")
 
@@ -243,7 +243,7 @@ def diverge(args: argparse.Namespace) -> int:
     If metrics differ, both runs are replayed. Writes nothing into their folders.
     Exit codes: 0: equal runs; 1: they differ; 2: bad input.
     """
-    from hookline.engine.replay.diverge import diverge
+    from hookline.engine.program.diverge import diverge
 
     equal, text = diverge(args.run, args.other, trainer=args.trainer, replays=not args.no_replay, most=args.most)
     print(text)

@@ -4,8 +4,8 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 
+from ..config.atomic import replace_file
 from ..config.errors import ConfigError
-from ..config.files.atomic import replace_file
 from .reading import WRITTEN_BY, Run, check_output, select_metrics
 
 __all__ = ["NO_MATPLOTLIB", "write_curves"]

@@ -21,7 +21,7 @@ from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.checkpoint.dcp_reader import read_metadata, read_tensors
 from hookline.engine.checkpoint.sharded import split_shards, verify_folder, write_folder
 from hookline.engine.checkpoint.weights import averaged_weights, read_checkpoint
-from hookline.engine.export.inspection import inspect_checkpoint
+from hookline.engine.program.inspection import inspect_checkpoint
 
 
 @pytest.fixture(scope="module")

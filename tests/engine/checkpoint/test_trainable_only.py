@@ -9,7 +9,7 @@ from torch import nn
 
 from hookline import Trainer
 from hookline.config import ConfigError
-from hookline.engine.export.export import export_weights
+from hookline.engine.program.export import export_weights
 from hookline.hooks import EMA, CallbackHook
 
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))

@@ -4,8 +4,8 @@ from small_runs import Gan
 from torch import nn
 
 from hookline.config import ConfigError, get_cfg
-from hookline.engine.resume.lengths import resolve_lengths, scale_config
 from hookline.engine.solver import OptimizerList, SchedulerList, build_lr_scheduler, build_optimizer, check_solver
+from hookline.engine.solver.lengths import resolve_lengths, scale_config
 
 
 def make_cfg(parts, **solver):

@@ -7,7 +7,7 @@ from small_runs import mlp_config
 from torch.optim.lr_scheduler import ExponentialLR
 
 from hookline.engine import DefaultTrainer
-from hookline.engine.export.inspection import inspect_checkpoint
+from hookline.engine.program.inspection import inspect_checkpoint
 from hookline.hooks import CallbackHook
 
 CASES = {

@@ -5,8 +5,8 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from hookline.config import ConfigError, get_cfg
-from hookline.engine.resume.lengths import resolve_lengths
 from hookline.engine.solver import LR_SCHEDULER_REGISTRY, build_lr_scheduler, check_solver
+from hookline.engine.solver.lengths import resolve_lengths
 
 
 def make_cfg(name, max_iter=20, warmup=0, args=None, **solver):

@@ -1,1 +1,0 @@
-"""Files on disk: atomic writes, and the folder of a run."""

@@ -1,0 +1,225 @@
+"""The folder of a run: the names of its files, its lock, and how a new run moves an earlier one away."""
+
+import logging
+import os
+import re
+import socket
+from contextlib import suppress
+
+from .atomic import check_no_link, check_regular, put_back, remove_leftovers, sync_directory
+from .errors import ConfigError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = [
+    "RECORDS",
+    "FolderLock",
+    "check_records",
+    "has_run",
+    "is_run_file",
+    "move_run",
+    "recover",
+    "recover_if_idle",
+]
+
+logger = logging.getLogger(__name__)
+
+RECORDS = ".hookline"
+"""The folder in OUTPUT_DIR for the lock, and for the files of an earlier run while they are moved."""
+
+# Checkpoints with a ``file_prefix`` of the user are the user's.
+_RUN_FILE = re.compile(
+    r"(rolling_\d{7,}|model_(\d{7,}|final|exception|best(_\d{7,}(_\w+)?)?))\.pth"
+    r"|config\.yaml(\.old\d*)?|log\.txt(\.rank\d+)?|metrics\.(json|csv)(\.old\d*)?|last_checkpoint|curves\.(png|html)"
+    r"|events\.out\.tfevents\.\d{10}\..+|(wandb|mlflow|\w+Writer)_run\.json"
+    r"|inference|samples|wandb|(profiler-tensorboard|(profiler|autograd)-trace)-iter\d+(-rank\d+)?(\.json)?"
+    r"|replay_\d+|memory_iter\d+(_rank\d+)?\.pickle"
+)
+
+
+def is_run_file(name: str) -> bool:
+    """Whether a name in OUTPUT_DIR is that of a run's file or folder. Every other name is the user's."""
+    return _RUN_FILE.fullmatch(name) is not None
+
+
+def has_run(path: str) -> bool:
+    """Whether a folder has a run: a checkpoint to resume from, or rows of metrics."""
+    if os.path.isfile(os.path.join(path, "last_checkpoint")):
+        return True
+    metrics = os.path.join(path, "metrics.json")
+    if os.path.isfile(metrics):
+        with suppress(OSError), open(metrics, encoding="utf-8", errors="replace") as file:
+            return re.match(r'\{.*"iteration": ', file.readline(10_000)) is not None
+    return False
+
+
+def check_records(path: str) -> None:
+    """Check that the records in a run's folder can be used: somebody else may have made the folder.
+
+    Raises:
+        ConfigError: one of them is a link, or not a file.
+    """
+    for name in ("", "moving"):
+        check_no_link(os.path.join(path, RECORDS, name).rstrip(os.sep))
+    check_regular(os.path.join(path, RECORDS, "lock"))
+
+
+def move_run(path: str) -> str:
+    """Move the files of an earlier run to ``previous_001`` (002, ...): into ``moving``, which is then renamed.
+
+    A folder without a run keeps its log, which is continued.
+
+    Args:
+        path: the folder, which is locked.
+
+    Returns:
+        The new folder; empty if there was nothing to move.
+    """
+    names = [name for name in os.listdir(path) if is_run_file(name)]
+    if not has_run(path):
+        names = [name for name in names if not name.startswith("log.txt")]
+    if not names:
+        return ""
+    number, moving = 1, os.path.join(path, RECORDS, "moving")
+    while os.path.lexists(target := os.path.join(path, f"previous_{number:03d}")):
+        number += 1
+    try:
+        os.makedirs(moving, exist_ok=True)
+        for name in names:
+            os.rename(os.path.join(path, name), os.path.join(moving, name))
+        sync_directory(moving)
+        os.rename(moving, target)
+    except BaseException:
+        recover(path)
+        raise
+    sync_directory(path)
+    return target
+
+
+def recover(path: str) -> list[str]:
+    """Undo what a killed process has left: a move of an earlier run, a replacement of a checkpoint, temporary files.
+
+    Args:
+        path: the folder. No other process may write there: see :func:`recover_if_idle`.
+
+    Returns:
+        The names of the restored files and folders.
+
+    Raises:
+        ConfigError: a file cannot be moved back, since another one has its name.
+    """
+    back = put_back(path)
+    for folder in (path, os.path.join(path, RECORDS)):
+        if os.path.isdir(folder):
+            remove_leftovers(folder)
+    moving = os.path.join(path, RECORDS, "moving")
+    for name in os.listdir(moving) if os.path.isdir(moving) else ():
+        new = os.path.join(path, name)
+        if os.path.lexists(new):
+            raise ConfigError(
+                f"OUTPUT_DIR: a start was killed while it moved {new} to {moving}; it cannot be moved back, since "
+                f"{new} exists now; move it away"
+            )
+        if is_run_file(name):
+            os.rename(os.path.join(moving, name), new)
+            back.append(name)
+    with suppress(OSError):  # there is none, or it has files of somebody else
+        os.rmdir(moving)
+    return back
+
+
+def recover_if_idle(path: str) -> list[str]:
+    """Call :func:`recover` while no run has locked the folder.
+
+    Raises:
+        ConfigError: a run trains there.
+    """
+    if not os.path.isdir(os.path.join(path, RECORDS)):
+        return put_back(path)
+    lock = FolderLock(path)
+    if lock.is_of_this_process:
+        return recover(path)
+    lock.acquire()
+    try:
+        return recover(path)
+    finally:
+        lock.release()
+
+
+class FolderLock:
+    """The system's lock (``flock``) on a run's folder, which ends with the process. Forked processes do not keep it.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._folder = path
+        self._path = os.path.join(path, RECORDS, "lock")
+        self._descriptor = -1
+
+    @property
+    def is_held(self) -> bool:
+        return self._descriptor >= 0
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether this process holds the lock of the folder, by any object."""
+        return any(lock._path == self._path for lock in _held)
+
+    def acquire(self) -> None:
+        """Lock the folder for this process. Another lock of this process, whose run has not ended it, is released.
+
+        Raises:
+            ConfigError: another process holds the lock.
+            OSError: the file cannot be opened or written.
+        """
+        if self.is_held:
+            return
+        for other in [lock for lock in _held if lock._path == self._path]:
+            other.release()
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        check_records(self._folder)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        try:
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
+            os.close(descriptor)
+            raise ConfigError(
+                f"OUTPUT_DIR: {self._folder} is in use by {holder}; wait for it to end, or choose another OUTPUT_DIR"
+            ) from None
+        except OSError as error:
+            message = "%s cannot be locked (%s): start no second run in its folder"
+            logger.warning(message, self._path, error.strerror)
+        self._descriptor = descriptor
+        _held.add(self)
+        with suppress(OSError):  # only for messages
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+
+    def release(self, forked: bool = False) -> None:
+        """Release the lock, if this process has it. In a forked process, the parent keeps it."""
+        if self.is_held:
+            with suppress(OSError):
+                if not forked:
+                    os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = -1
+            _held.discard(self)
+
+
+_held = set[FolderLock]()
+
+
+def _forget_locks() -> None:
+    for lock in list(_held):
+        lock.release(forked=True)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)

@@ -1,1 +1,0 @@
-"""After training: export to one file, inspection, prediction."""

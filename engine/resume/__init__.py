@@ -1,1 +1,0 @@
-"""Resumed, extended and repeated runs: changes of the config, lengths in epochs."""

@@ -1,0 +1,250 @@
+"""Lengths in iterations, from epochs and for another number of processes, and schedules of another length."""
+
+import logging
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim.lr_scheduler import LambdaLR
+
+from ...config import CfgNode, ConfigError, Duration
+from ...config.components import errors_at
+from ...hooks.builtin.lr_scheduler import follow_rates
+from ...hooks.common import length_of
+from ...hooks.writers.periodic import PeriodicWriter
+from . import LRMultiplier
+from .multi_optimizer import SchedulerList, schedulers_of, solver_parts
+from .schedules import iterations_of, resolve_schedule
+
+__all__ = [
+    "Lengths",
+    "apply_lengths",
+    "apply_max_iter",
+    "check_kept_schedules",
+    "loader_length",
+    "resolve_lengths",
+    "scale_config",
+]
+
+logger = logging.getLogger(__name__)
+
+
+def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, offset: int = 0) -> CfgNode:
+    """Return a copy of a config with MAX_ITER, WARMUP_ITERS, STEPS and the schedule's arguments in iterations.
+
+    Args:
+        cfg: the config.
+        iters_per_epoch: batches in one pass over the data; None if unknown.
+        offset: see :class:`Lengths`.
+
+    Raises:
+        ConfigError: a length is in epochs, and the epoch length is unknown.
+    """
+
+    def iterations(key: str, length: Any) -> int:
+        with errors_at(key):
+            return iterations_of(length, iters_per_epoch, offset)
+
+    given, cfg = cfg, resolve_schedule(cfg, iters_per_epoch, offset).thawed()
+    solver = cfg.SOLVER
+    solver.MAX_ITER = iterations("SOLVER.MAX_ITER", solver.MAX_ITER)
+    part = Duration.fraction(solver.WARMUP_ITERS)
+    solver.WARMUP_ITERS = (
+        max(1, round(part * solver.MAX_ITER)) if part else iterations("SOLVER.WARMUP_ITERS", solver.WARMUP_ITERS)
+    )
+    solver.STEPS = tuple(iterations("SOLVER.STEPS", step) for step in solver.STEPS)
+    for name, part in solver_parts(given).items() if solver.OPTIMIZERS else ():
+        entry, resolved = solver.OPTIMIZERS[name], resolve_lengths(part, iters_per_epoch, offset).SOLVER
+        for key in ("WARMUP_ITERS", "STEPS", "LR_SCHEDULER_ARGS"):
+            if key in entry or resolved[key] != solver[key]:  # "1ep" may be another number of steps
+                entry[key] = resolved[key]
+    return cfg
+
+
+class Lengths:
+    """The config that a DefaultTrainer's parts are built with, where each length is in iterations.
+
+    They are computed again if a resume changes the length of an epoch, or a script or hook ``trainer.max_iter``.
+
+    Args:
+        user_cfg: the config with lengths as they were given.
+        iters_per_epoch: iterations in an epoch when the trainer was built; None if unknown.
+
+    Attributes:
+        offset: how many more iterations the run has done than its epochs take with the present epoch length. Another
+            batch size changes that: then a length in epochs is ``epochs * iters_per_epoch + offset`` iterations.
+        cfg: the config with lengths in iterations. Scripts may change the trainer's own.
+        text: its YAML text, for checkpoints.
+        changed: the given MAX_ITER and the ``max_iter`` that replaced it while the run trained; empty if none did.
+    """
+
+    def __init__(self, user_cfg: CfgNode, iters_per_epoch: int | None) -> None:
+        self.user_cfg = user_cfg
+        self.iters_per_epoch = iters_per_epoch
+        self.offset = 0
+        self.changed: tuple[Any, ...] = ()
+        self.use(self.resolve(user_cfg))
+
+    def use(self, cfg: CfgNode) -> None:
+        """Use a config with lengths in iterations."""
+        self.cfg, self.text = cfg, cfg.dump()
+
+    def resolve(self, cfg: CfgNode) -> CfgNode:
+        """Return a config with lengths in iterations."""
+        return resolve_lengths(cfg, self.iters_per_epoch, self.offset)
+
+
+def scale_config(cfg: CfgNode, num_workers: int) -> CfgNode:
+    """Scale a config made for SOLVER.REFERENCE_WORLD_SIZE processes to ``num_workers`` processes.
+
+    The batch per process stays the same: batch size and learning rate grow with the number of processes, lengths and
+    periods in iterations shrink (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
+
+    Returns:
+        A new config, or ``cfg`` itself if there is nothing to scale.
+    """
+    old = cfg.SOLVER.REFERENCE_WORLD_SIZE
+    if old in (0, num_workers):
+        return cfg
+    size = "MAX_TOKENS" if cfg.DATALOADER.MAX_TOKENS else "BATCH_SIZE"
+    if size == "BATCH_SIZE" and cfg.DATALOADER.BATCH_SIZE % old:
+        raise ConfigError(
+            f"DATALOADER.BATCH_SIZE: {cfg.DATALOADER.BATCH_SIZE} is not a multiple of "
+            f"SOLVER.REFERENCE_WORLD_SIZE, {old}"
+        )
+    scale = num_workers / old
+    cfg = cfg.thawed()
+
+    def scaled(length: int | str) -> int | str:
+        """Scale a length in iterations; those in epochs or minutes, and fractions of the run, do not change."""
+        if Duration.fraction(length):
+            return length
+        duration = Duration.parse(length)
+        return round(duration.value / scale) if duration.unit == "it" else length
+
+    solver = cfg.SOLVER
+    cfg.DATALOADER[size] = round(cfg.DATALOADER[size] * scale)
+    solver.MAX_ITER = scaled(solver.MAX_ITER)
+    for one in (solver, *solver.OPTIMIZERS.values()):  # a part has only the keys that it changes
+        if "BASE_LR" in one:
+            one.BASE_LR *= scale
+        if "WARMUP_ITERS" in one:
+            one.WARMUP_ITERS = scaled(one.WARMUP_ITERS)
+        if "STEPS" in one:
+            one.STEPS = tuple(scaled(step) for step in one.STEPS)
+    solver.CHECKPOINT_PERIOD = scaled(solver.CHECKPOINT_PERIOD)
+    cfg.TEST.EVAL_PERIOD = scaled(cfg.TEST.EVAL_PERIOD)
+    cfg.CHECKPOINT.BEST.PERIOD = scaled(cfg.CHECKPOINT.BEST.PERIOD)
+    solver.REFERENCE_WORLD_SIZE = num_workers
+    logger.info(
+        "Scaled from %d to %d processes: %s %d, learning rate %g, %s iterations",
+        old,
+        num_workers,
+        size,
+        cfg.DATALOADER[size],
+        solver.BASE_LR,
+        solver.MAX_ITER,
+    )
+    return cfg
+
+
+def loader_length(loader: Any, limit: int = 0) -> int | None:
+    """Return the number of batches in one pass over the data, also if the sampler never ends; None if unknown.
+
+    Args:
+        loader: the loader.
+        limit: DATALOADER.ITERS_PER_EPOCH: the number if it is not 0.
+    """
+    if (length := limit or length_of(loader)) is not None:
+        return length
+    size = length_of(getattr(loader, "dataset", None))
+    sampler = getattr(loader, "batch_sampler", None)
+    batch_size = getattr(sampler, "batch_size", None) or getattr(loader, "batch_size", None)
+    return max(1, size // batch_size) if batch_size and size is not None else None
+
+
+# ---------------------------------------------------------------------------- schedules
+
+
+def apply_max_iter(trainer: Any) -> None:
+    """Put a new ``max_iter`` into the config, the schedule and the writers of a DefaultTrainer."""
+    lengths = trainer.lengths
+    cfg = lengths.user_cfg.thawed()
+    cfg.SOLVER.MAX_ITER = max(1, trainer.max_iter)
+    lengths.changed = lengths.user_cfg.SOLVER.MAX_ITER, cfg.SOLVER.MAX_ITER
+    apply_lengths(trainer, lengths.resolve(cfg))
+
+
+def apply_lengths(trainer: Any, cfg: CfgNode) -> None:
+    """Use a config with other lengths. hookline's schedules are built again, at the present position; others stay.
+
+    Raises:
+        ConfigError: the run is longer, and another schedule would have to change.
+    """
+    former, lengths = schedulers_of(trainer.scheduler), trainer.lengths
+    if all(isinstance(one, LRMultiplier) for one in former):
+        with warnings.catch_warnings():  # torch warns that no step of the optimizer comes between
+            warnings.simplefilter("ignore")
+            for one in former:
+                follow_rates(one)
+            rates = [group["lr"] for group in trainer.optimizer.param_groups]
+            built = trainer.build_lr_scheduler(cfg, trainer.optimizer)
+            trainer.scheduler = SchedulerList(built) if isinstance(built, list | tuple | Mapping) else built
+        for group, rate in zip(trainer.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate  # a new schedule sets those of its beginning
+        for new, old in zip(schedulers_of(trainer.scheduler), former, strict=True):
+            new.load_state_dict(old.state_dict())
+            new.step(new.last_epoch)
+    elif trainer.max_iter > lengths.cfg.SOLVER.MAX_ITER:
+        check_kept_schedules(trainer, lengths.cfg.SOLVER, cfg.SOLVER)
+    lengths.use(cfg)
+    trainer.cfg = trainer.cfg.thawed()  # a copy: a subclass may have set its own config
+    trainer.cfg.SOLVER = cfg.SOLVER.clone()
+    for hook in trainer.find_hooks(PeriodicWriter):
+        hook.set_max_iter(trainer.max_iter)
+
+
+def check_kept_schedules(trainer: Any, before: CfgNode, now: CfgNode) -> None:
+    """Check that torch's and timm's schedules may stay as they are: their state holds what they were built with.
+
+    Args:
+        trainer: a DefaultTrainer.
+        before, now: the former and the present SOLVER, with lengths in iterations.
+
+    Raises:
+        ConfigError: one was built from a changed setting, or for the length of a run that is longer now.
+    """
+    schedules = schedulers_of(trainer.scheduler)
+    kept = [one for one in schedules if not isinstance(one, LRMultiplier)]
+    if not kept:
+        return
+    changed = [key for key in ("BASE_LR", "LR_SCHEDULER_ARGS", "OPTIMIZERS") if before.get(key) != now[key]]
+    former = before.MAX_ITER
+    epochs = math.ceil(former / (trainer.lengths.iters_per_epoch or 1))
+    if "LR_SCHEDULER_ARGS" in changed and former != now.MAX_ITER:  # the argument may be "end"
+        changed.append("MAX_ITER")
+    elif trainer.max_iter > former:
+        names = ("T_max", "total_steps", "total_iters", "t_initial")
+        count = epochs if now.LR_SCHEDULER_INTERVAL == "epoch" else former
+        ends = any(_ends_at(one, count, now) for one in kept if isinstance(one, LambdaLR))
+        built_with = {getattr(one, name, None) for one in kept for name in names}
+        if ends or {former, epochs} & built_with or len(kept) < len(schedules):
+            changed.append("MAX_ITER")
+    if changed:
+        trainer.max_iter = former
+        raise ConfigError(
+            f"{', '.join(f'SOLVER.{key}' for key in changed)}: {', '.join(type(one).__name__ for one in kept)} cannot "
+            f"follow another value (the run was to have {former} iterations). Change it back; or use a schedule of "
+            "hookline; or start a new run with MODEL.WEIGHTS and MODEL.WEIGHTS_OPTIMIZER: True"
+        )
+
+
+def _ends_at(schedule: LambdaLR, length: int, solver: CfgNode) -> bool:
+    """Return whether functions of the step were made for a length: by an argument, or as their factor is 0 from it on.
+
+    Functions such as transformers' return them, and their arguments are lost in closures.
+    """
+    arguments = [part.get("LR_SCHEDULER_ARGS", {}) for part in (solver, *solver.OPTIMIZERS.values())]
+    is_zero = all(one(length) == one(length + 1) == 0 for one in schedule.lr_lambdas)
+    return is_zero or any(type(value) is int and value == length for args in arguments for value in args.values())

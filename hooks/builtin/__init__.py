@@ -1,0 +1,1 @@
+"""The hooks that come with hookline, but for writers and evaluation."""

@@ -1,1 +1,0 @@
-"""When checkpoints are written and which are kept."""

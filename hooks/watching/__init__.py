@@ -1,1 +1,0 @@
-"""Hooks that measure a run: time, throughput, FLOPs, memory, profilers."""

@@ -1,1 +1,0 @@
-"""Hooks that act on weights: EMA, SWA, precise batch norm, freezing."""
