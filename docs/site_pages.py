@@ -24,7 +24,7 @@ PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGEL
 # Public modules, in the order of the reference.
 MODULES = ["hookline", "hookline.engine", "hookline.hooks", "hookline.config", "hookline.runs"] + [
     f"hookline.engine.{name}"
-    for name in ("checkpoint", "comm", "data", "evaluation", "modeling", "parallel", "replay", "solver")
+    for name in ("checkpoint", "comm", "data", "evaluation", "modeling", "parallel", "program", "solver")
 ]
 # Public names of other packages.
 ELSEWHERE = {
