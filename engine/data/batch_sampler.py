@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import chain, count, islice
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -78,6 +79,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     Attributes:
         noted: gets each batch that is yielded, if it is not None.
+        order: a checksum of the first batch of the last pass, over all ranks.
 
     Raises:
         ConfigError: a batch would have no sample for some rank.
@@ -102,6 +104,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.seed = seed
         self.seeds_own = seeds_own
         self.noted: deque[PlacedBatch] | None = None
+        self.order = 0
         self._epoch = 0
         self._start: int | None = None  # of the next pass, until its first batch
         if batch_size < self.world_size:
@@ -134,8 +137,9 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return full + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch = self._epoch
+        epoch, self.order = self._epoch, 0
         for place, batch in self._global_batches():
+            self.order = self.order or crc32(repr(batch).encode())
             total = len(batch)
             first, end = total * self.rank // self.world_size, total * (self.rank + 1) // self.world_size
             mine = PlacedBatch(batch[first:end], epoch, range(place + first, place + end), total)

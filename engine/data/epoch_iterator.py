@@ -9,6 +9,7 @@ from typing import Any
 
 from ...config import ConfigError
 from ...hooks.common import length_of, preserve_rng
+from .. import comm
 from .batch_sampler import GlobalBatchSampler, PlacedBatch, has_state, takes_start
 from .batches import split_batch
 from .loader import (
@@ -225,6 +226,13 @@ class EpochIterator:
         """
         placed = self._placed
         return None if placed is None else len(placed) * self._sampler.world_size / placed.total
+
+    @property
+    def order(self) -> int:
+        """A checksum of the first batch over all ranks in the current pass; 0 if it may differ by rank."""
+        sampler = self._sampler
+        shared = isinstance(sampler, GlobalBatchSampler) and sampler.world_size == comm.get_data_size()
+        return sampler.order if shared else 0
 
     def drop_loader(self) -> None:
         """Keep the position, but neither the loader nor its workers, until :meth:`replace_loader`."""
