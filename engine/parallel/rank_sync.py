@@ -171,7 +171,8 @@ def _rates(trainer: Any) -> tuple[float, ...]:
 
 
 def _order(trainer: Any) -> int:
-    return getattr(getattr(trainer, "batches", None), "order", 0)
+    batches = getattr(trainer, "batches", None)  # a TrainerBase has none
+    return 0 if batches is None else batches.order
 
 
 # ---------------------------------------------------------------------- metrics
