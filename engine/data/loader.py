@@ -1,5 +1,6 @@
 """Read batches of map-style data sets: seeded by sample, with errors that name the sample, also in workers."""
 
+import copy
 import multiprocessing
 import os
 import signal
@@ -148,7 +149,7 @@ class SeededLoader(WorkerLoader):
         size = length_of(self.dataset)
         if size == self._size or self._make_batches is None:
             return
-        if self._iterator is not None:
+        if self._iterator is not None or "_reader" in vars(self):
             raise ConfigError(
                 f"DATALOADER.PERSISTENT_WORKERS: {type(self.dataset).__name__} has {size} samples instead of "
                 f"{self._size}, and persistent workers keep their copy of a data set: set it to False"
@@ -316,13 +317,21 @@ def iterate(loader: Any, parts: int = 1) -> Iterator[Any]:
     if not collates(loader):
         return iter(loader)
     collate = Collate(loader.collate_fn, parts)
-    if loader.persistent_workers and vars(loader).setdefault("_parts", parts) != parts:
-        raise ConfigError(
-            f"persistent workers keep the number of micro-batches that they make, {loader._parts}: set "
-            "DATALOADER.PERSISTENT_WORKERS to False"
-        )
+    if loader.persistent_workers:  # they keep the function
+        loader = _reader_of(loader, collate)
     with swapped(loader, collate_fn=collate):
         return iter(loader)
+
+
+def _reader_of(loader: Any, collate: Collate) -> Any:
+    """Return a copy of a loader with workers of its own; the loader itself if it has a position or an epoch."""
+    if hasattr(loader, "state_dict") or hasattr(loader, "set_epoch"):
+        return loader
+    parts, reader = vars(loader).get("_reader", (0, None))
+    if parts != collate.parts:
+        loader._reader = (collate.parts, reader := copy.copy(loader))
+        reader._iterator = None
+    return reader
 
 
 def collates(loader: Any) -> bool:

@@ -93,6 +93,8 @@ def outermost_matches(model: nn.Module, patterns: Sequence[str], key: str) -> li
     """
     chosen: dict[str, nn.Module] = {}
     for index, pattern in enumerate(patterns):
+        if not isinstance(pattern, str):
+            raise ConfigError(f"{key}[{index}]: {pattern!r} is not the name of a submodule or class")
         found = {name: child for name, child in model.named_modules() if name and matches(pattern, name, child)}
         if not found:
             raise ConfigError(f"{key}[{index}]: {describe_no_match(model, pattern)}")

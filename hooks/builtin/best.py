@@ -187,19 +187,20 @@ class BestCheckpointer(HookBase):
         if iteration <= self._checked_iter:
             return
         self._checked_iter = iteration
-        if not math.isfinite(value) or self._place(value) >= self._keep:
+        others = [entry for entry in self.best if entry[1] != iteration]  # a resumed run may evaluate it again
+        if not math.isfinite(value) or self._place(value, others) >= self._keep:
             logger.debug("%s is %.5f; the best so far: %s", self._val_metric, value, self.best)
             return
         self._checkpointer.wait()  # a failed save removes its entry from the list
-        self._save(value, iteration)
+        self._save(value, iteration, others)
 
-    def _place(self, value: float) -> int:
-        """The position of a value in the list, after equal ones."""
-        return sum(not self._compare(value, other) for other, _ in self.best)
+    def _place(self, value: float, others: list[Entry]) -> int:
+        """The position of a value among others, after equal ones."""
+        return sum(not self._compare(value, other) for other, _ in others)
 
-    def _save(self, value: float, iteration: int) -> None:
-        place, former, path = self._place(value), self.best, self._path(iteration)
-        self._set_best([*former[:place], (value, iteration), *former[place:]][: self._keep])
+    def _save(self, value: float, iteration: int, others: list[Entry]) -> None:
+        place, former, path = self._place(value, others), self.best, self._path(iteration)
+        self._set_best([*others[:place], (value, iteration), *others[place:]][: self._keep])
         self._written.add(iteration)
 
         def saved(error: OSError | None) -> None:
