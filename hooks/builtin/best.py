@@ -5,11 +5,10 @@ import math
 import operator
 import os
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import Any, Literal
 
 from ...config import ConfigError, Duration, suggest
-from ...config.atomic import displaced, shown_path, temporary_path
+from ...config.atomic import free_name, shown_path, temporary_path
 from ...config.values import mode_of
 from ..base import HOOK_REGISTRY, Every, HookBase, Period
 from ..evaluation import Monitor
@@ -235,11 +234,13 @@ class BestCheckpointer(HookBase):
         """Make ``<file_prefix>.pth`` a link to the best file. A kill leaves either the old link or the new one."""
         if not self.best or not self._writes:
             return
-        temporary = temporary_path(self._path())
+        path = self._path()
+        if os.path.lexists(path) and not os.path.islink(path):  # a person's, or a copy of a run without its links
+            os.rename(path, other := free_name(path))
+            logger.warning("%s is not a link to one of the best. It is now %s", path, other)
+        temporary = temporary_path(path)
         os.symlink(os.path.basename(self._path(self.best[0][1])), temporary)
-        copied = os.path.isdir(self._path()) and not os.path.islink(self._path())
-        with displaced(self._path()) if copied else nullcontext():  # a sharded run, copied without its links
-            os.replace(temporary, self._path())
+        os.replace(temporary, path)
 
     # ------------------------------------------------------------------ state
 
@@ -257,8 +258,11 @@ class BestCheckpointer(HookBase):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.loaded_iter = None
-        self._written = set(map(int, state_dict["written"]))
         self._set_best([(float(value), int(iteration)) for value, iteration in state_dict["best"]])
+        written = state_dict.get("written")
+        if written is None:  # an earlier version named only those that are not in the list any more
+            written = [*state_dict["outdated"], *(iteration for _, iteration in self.best)]
+        self._written = set(map(int, written))
         if not self.best:  # a subclass has chosen by itself
             self.best_metric, self.best_iter = state_dict["best_metric"], state_dict["best_iter"]
         metric = [self._val_metric, self._mode]

@@ -12,11 +12,17 @@ from hookline.hooks import CallbackHook
 
 FOLDER = Path(__file__).parents[2] / "data/checkpoints"
 STOPPING = {"NAME": "EarlyStopping", "ARGS": {"metric": "synthetic/accuracy", "patience": 2, "min_delta": 1}}
+BEST = ["CHECKPOINT.BEST.METRIC", "synthetic/accuracy"]
 # Of each run: its own keys, the name of the kept checkpoint, and the number of its finished iterations.
 RUNS = {
     "plain": (["SOLVER.MAX_ITER", "4ep", "SOLVER.CHECKPOINT_PERIOD", 6], "model_0000005", 6),
     "completed": (["SOLVER.MAX_ITER", 8], "model_final", 8),
     "stopped": (["SOLVER.MAX_ITER", 40, "TEST.EVAL_PERIOD", 4, "HOOKS", [STOPPING]], "model_final", 12),
+    "best": (
+        ["SOLVER.MAX_ITER", 12, "SOLVER.CHECKPOINT_PERIOD", 6, "TEST.EVAL_PERIOD", 3, *BEST],
+        "model_0000005",
+        6,
+    ),
     "averaged": (
         [
             *("SOLVER.MAX_ITER", 12, "SOLVER.CHECKPOINT_PERIOD", 6, "SOLVER.ACCUMULATION_STEPS", 2),
@@ -56,7 +62,7 @@ def resumed(folder, name, *overrides):
     return make(folder, name, *overrides)
 
 
-@pytest.mark.parametrize(("name", "length"), [("plain", 16), ("completed", 12), ("averaged", 12)])
+@pytest.mark.parametrize(("name", "length"), [("plain", 16), ("completed", 12), ("best", 12), ("averaged", 12)])
 def test_a_run_continues_as_if_it_had_never_stopped(tmp_path, name, length):
     trainer = resumed(tmp_path, name, "SOLVER.MAX_ITER", length)
     assert trainer.start_iter == RUNS[name][2]

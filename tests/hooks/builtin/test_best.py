@@ -150,15 +150,20 @@ def test_files_are_removed_after_the_next_checkpoint_and_a_missing_one_is_a_warn
     assert kept(checkpointer).items() >= files_of(hook).items()
 
 
-def test_a_folder_in_the_place_of_the_link_is_replaced(train):
-    """A copy of a sharded run may have folders in the place of links."""
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_file_in_the_place_of_the_link_is_renamed(train, log, is_folder):
+    """It may be a person's. A copy of a sharded run may have folders in the place of links."""
     _, checkpointer, _ = train({1: 0.5}, until=6)
     best = Path(checkpointer.save_dir, "model_best.pth")
     best.unlink()
-    best.mkdir()
-    (best / "checksums.json").write_text("{}")
+    if is_folder:
+        best.mkdir()
+    (best / "mine" if is_folder else best).write_text("mine")
     train({7: 0.6}, until=12)
     assert saved(checkpointer, "model_best")["iteration"] == 7
+    old = best.with_suffix(".pth.old")
+    assert (old / "mine" if is_folder else old).read_text() == "mine"
+    assert f"It is now {old}" in log.text
 
 
 # ---------------------------------------------------------------------------- loading the best at the end
