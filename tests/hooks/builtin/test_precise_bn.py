@@ -1,5 +1,7 @@
 """Batch norm statistics are recomputed, and training is not affected."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -83,7 +85,10 @@ def make(tmp_path):
     return make
 
 
-def test_training_is_not_affected_and_a_resumed_run_is_equal_to_the_bit(make, tmp_path):
+@pytest.mark.parametrize("sampler", ["EpochSampler", "TrainingSampler"])
+def test_training_is_not_affected_and_a_resumed_run_is_equal_to_the_bit(make, tmp_path, sampler):
+    make = partial(make, "DATALOADER.SAMPLER_TRAIN", sampler)
+
     def run(enabled, folder):
         trainer = make("TEST.PRECISE_BN.ENABLED", enabled, folder=folder)
         seen = []
