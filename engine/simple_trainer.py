@@ -88,7 +88,7 @@ class SimpleTrainer(TrainerBase):
     _detect_anomaly = detect_anomaly
     gather = gather  # the values of all ranks
     predict = predictions  # the model's outputs for each batch of a loader
-    data_loader = property(attrgetter("batches.given"), set_data_loader)
+    data_loader = property(attrgetter("batches.given"), set_data_loader, lambda trainer: trainer.batches.drop_loader())
     _data_loader_iter = property(attrgetter("batches"), set_data_loader)  # detectron2's name
     epoch = property(attrgetter("batches.epoch"))
     iters_per_epoch = property(attrgetter("batches.length"))

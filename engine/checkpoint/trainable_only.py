@@ -118,7 +118,7 @@ def add_frozen(checkpointer: Any, left_out: Mapping[str, Any], weights: Mapping[
         ConfigError: the model has other weights, and so have those files.
     """
     reader, names, problem = copy.copy(checkpointer), left_out["names"], ""
-    reader.frozen = None
+    reader.frozen, reader.base = None, ("", "model")
     sums = dict(zip(names, left_out.get("sums", ()), strict=False))  # older files have none
 
     def frozen() -> dict[str, Any]:
@@ -129,13 +129,20 @@ def add_frozen(checkpointer: Any, left_out: Mapping[str, Any], weights: Mapping[
         found = frozen()
         return bit_sums(found.values()) == [sums.get(name) for name in found]
 
-    for source, weights_from in (*left_out["sources"], checkpointer.base):
+    for source, weights_from in left_out["sources"]:
         try:
             if source and not is_same():
                 reader.load(source, [], weights_from=weights_from)
         except ConfigError as error:
             problem = problem or f" ({error})"
-    if sums and not is_same():
+    source, weights_from = checkpointer.base
+    if source and (not is_same() if sums else problem or not left_out["sources"]):
+        try:
+            reader.load(source, [], weights_from=weights_from)
+            problem = problem if sums else ""
+        except ConfigError as error:
+            problem = problem or f" ({error})"
+    if not is_same() if sums else problem:
         read_from = " and ".join(source for source, _ in left_out["sources"]) or "the model as it was built"
         raise ConfigError(
             f"{checkpointer.loaded_from} has only the trained weights (CHECKPOINT.TRAINABLE_ONLY), and its "

@@ -138,13 +138,14 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, self.order = self._epoch, 0
+        noted, self.noted = self.noted, None  # of this pass, and of no other that somebody begins
         for place, batch in self._global_batches():
             self.order = self.order or crc32(repr(batch).encode())
             total = len(batch)
             first, end = total * self.rank // self.world_size, total * (self.rank + 1) // self.world_size
             mine = PlacedBatch(batch[first:end], epoch, range(place + first, place + end), total)
-            if self.noted is not None:
-                self.noted.append(mine)
+            if noted is not None:
+                noted.append(mine)
             yield mine
 
     def _global_batches(self) -> Iterator[tuple[int, list[int]]]:

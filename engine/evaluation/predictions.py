@@ -134,10 +134,17 @@ def _merge_arrays(file: IO[bytes], batches: Iterable[_Columns]) -> None:
     """Write one array (N, ...) for each output."""
     of_batches = list(batches)
     names = of_batches[0] if of_batches else {}
+    if any(columns.keys() != names.keys() for columns in of_batches):
+        raise ConfigError("the outputs differ in names between samples; use jsonl")
+    if taken := sorted(names.keys() & {"file", "allow_pickle"}):
+        raise ConfigError(f"npz cannot hold an output of the name {taken[0]!r}, an argument of numpy.savez; use jsonl")
     try:
         arrays = {name: np.concatenate([columns[name] for columns in of_batches]) for name in names}
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"the outputs differ in names or sizes between samples ({error}); use jsonl") from error
+    except ValueError as error:
+        raise ConfigError(f"the outputs differ in sizes between samples ({error}); use jsonl") from error
+    for name, array in arrays.items():
+        if array.dtype.kind in "US" and any(np.asarray(one[name]).dtype.kind != array.dtype.kind for one in of_batches):
+            raise ConfigError(f"the output {name!r} is a text for some samples and a number for others; use jsonl")
     if objects := [name for name, array in arrays.items() if array.dtype.hasobject]:
         raise ConfigError(f"npz cannot hold the output {objects[0]!r}, which has Python objects; use jsonl")
     np.savez(file, **arrays)  # type: ignore[arg-type]

@@ -265,7 +265,8 @@ def _find_in_any(tensors: Iterable[torch.Tensor], found: torch.Tensor) -> torch.
     groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for part in map(_part, tensors):
         part = torch.view_as_real(part) if part.is_complex() else part
-        groups.setdefault((part.device, part.dtype), []).append(part)
+        if part.is_floating_point():  # a count among the losses is finite
+            groups.setdefault((part.device, part.dtype), []).append(part)
     for (device, _), parts in groups.items():
         there = found.to(device)
         _check_all(parts, there, torch.ones_like(there))

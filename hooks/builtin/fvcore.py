@@ -37,10 +37,14 @@ class FvcoreAdapter:
     def save(
         self, name: str, *, tag_last: bool = True, outdated: Iterable[str] = (), then: Any = None, **kwargs: Any
     ) -> None:
-        if self.save_dir and self.save_to_disk:
+        inner = self._checkpointer
+        if self.save_dir and not self.save_to_disk and getattr(inner, "needs_all_ranks", False):
+            inner.save(name, **kwargs)
+        elif self.save_dir and self.save_to_disk:
             tag = os.path.join(self.save_dir, "last_checkpoint")
             last = self.get_checkpoint_file() if self.has_checkpoint() else ""
-            self._checkpointer.save(name, **kwargs)
+            inner.save(name, **kwargs)
+            getattr(inner, "wait", self.wait)()  # hookline's may save in a thread, which sets last_checkpoint
             if not tag_last and last:
                 self.tag_last_checkpoint(os.path.basename(last))
             elif not tag_last and self.has_checkpoint():

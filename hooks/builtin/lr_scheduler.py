@@ -192,6 +192,16 @@ def takes_epoch(kind: type) -> bool:
 _told: WeakSet[Any] = WeakSet()  # schedulers whose rates were set by others, which is logged once
 
 
+def _step(scheduler: Any) -> None:
+    """Have a scheduler follow rates that others have set, and advance by a step."""
+    follow_rates(scheduler)
+    scheduler.step()
+    if isinstance(scheduler, _TorchScheduler):  # the step() of a subclass may change the rates after torch's
+        rates = [group["lr"] for group in scheduler.optimizer.param_groups]
+        if not any(isinstance(rate, torch.Tensor) for rate in rates):
+            scheduler._last_lr = rates
+
+
 def follow_rates(scheduler: Any, at_start: bool = False) -> None:
     """Scale the base rates of a torch scheduler where the rates are not those that it has set.
 
@@ -349,9 +359,10 @@ class LRScheduler(HookBase):
         trainer.storage.put_scalar(self._name, lr, smoothing_hint=False)
         if self._each_step:
             scheduler = self._scheduler or (trainer.scheduler if self._part is None else self.scheduler)
-            if not isinstance(scheduler, LRMultiplier):  # which does that by itself
-                follow_rates(scheduler)
-            scheduler.step()
+            if isinstance(scheduler, LRMultiplier):
+                scheduler.step()
+            else:
+                _step(scheduler)
         elif self._by_updates:
             self.scheduler.step_update(trainer.iter + 1 if self._takes_epoch else trainer.iter)
 
@@ -359,8 +370,7 @@ class LRScheduler(HookBase):
         if self._takes_epoch:
             self.scheduler.step(self.trainer.epoch + 1)
         elif self._interval == "epoch":
-            follow_rates(self.scheduler)
-            self.scheduler.step()
+            _step(self.scheduler)
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
         if self._metric is None or not has_event_storage():  # an evaluation without training

@@ -3,6 +3,7 @@
 import datetime
 import logging
 import time
+import weakref
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -67,6 +68,7 @@ class RowWriter(EventWriter):
     _last_write = -1
     _resumed = False  # a state was loaded, which the next run continues
     _first = 0  # first iteration whose rows come from this run
+    _storage: "weakref.ref[EventStorage] | None" = None  # whose rows are written
     _waiting: list[Any] = []  # collected and not written; replaced, never changed in place
 
     def __init__(self, window_size: int = 20) -> None:
@@ -82,7 +84,7 @@ class RowWriter(EventWriter):
         else:
             self._seen = get_event_storage().loaded if has_event_storage() else 0
             self._last_write, self._first = -1, start_iter
-        self._resumed = False
+        self._resumed, self._storage = False, weakref.ref(get_event_storage()) if has_event_storage() else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the storage, and the last iteration written."""
@@ -118,6 +120,10 @@ class RowWriter(EventWriter):
             raise
 
     def _new_rows(self, storage: EventStorage) -> list[Row]:
+        if self._storage is None or self._storage() is not storage:  # written to without a PeriodicWriter
+            if not self._resumed:
+                self._seen, self._last_write = storage.loaded, -1
+            self._resumed, self._storage = False, weakref.ref(storage)
         rows, self._seen = storage.rows(self._window_size, self._seen, self._last_write + 1)
         if rows:
             self._last_write = rows[-1][0]
