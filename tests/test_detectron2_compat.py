@@ -279,3 +279,12 @@ def test_a_model_that_was_evaluated_between_two_calls_trains():
     next(trainer.model.children()).eval()
     trainer.train(2, 3)
     assert sorted(modes) == [False] + [True] * (len(modes) - 1)
+
+
+def test_a_trainer_may_delete_its_loader_before_it_sets_another():
+    trainer = simple_trainer()
+    loader = trainer.data_loader
+    del trainer.data_loader
+    trainer.data_loader = loader
+    trainer.train(0, 2)
+    assert trainer.iter == 2

@@ -129,19 +129,21 @@ def add_frozen(checkpointer: Any, left_out: Mapping[str, Any], weights: Mapping[
         found = frozen()
         return bit_sums(found.values()) == [sums.get(name) for name in found]
 
-    for source, weights_from in left_out["sources"]:
-        try:
-            if source and not is_same():
-                reader.load(source, [], weights_from=weights_from)
-        except ConfigError as error:
-            problem = problem or f" ({error})"
-    source, weights_from = checkpointer.base
-    if source and (not is_same() if sums else problem or not left_out["sources"]):
+    def read(source: str, weights_from: str) -> str:
+        """Load a file's weights into the model; return the problem, if there is one."""
         try:
             reader.load(source, [], weights_from=weights_from)
-            problem = problem if sums else ""
         except ConfigError as error:
-            problem = problem or f" ({error})"
+            return f" ({error})"
+        return ""
+
+    for source, weights_from in left_out["sources"]:
+        if source and not is_same():
+            problem = problem or read(source, weights_from)
+    must_read_base = not is_same() if sums else bool(problem or not left_out["sources"])
+    if must_read_base and checkpointer.base[0]:
+        of_base = read(*checkpointer.base)
+        problem = problem or of_base if sums else of_base
     if not is_same() if sums else problem:
         read_from = " and ".join(source for source, _ in left_out["sources"]) or "the model as it was built"
         raise ConfigError(

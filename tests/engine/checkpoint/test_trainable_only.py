@@ -116,6 +116,15 @@ def test_frozen_weights_are_read_as_they_were_at_first_also_after_a_move(tmp_pat
     assert export_weights(tmp_path / "run", tmp_path / "average.pth", weights="averaged").weights == 2
 
 
+def test_such_a_checkpoint_as_the_weights_of_a_run_names_a_source_that_is_gone(tmp_path):
+    base = tmp_path / "base"
+    wrapped(base)
+    run(tmp_path / "run", 5, MODEL={"WEIGHTS": str(base)})
+    base.unlink()
+    with pytest.raises(ConfigError, match="put that file back"):
+        run(tmp_path / "next", 5, MODEL={"WEIGHTS": str(tmp_path / "run" / "model_final.pth")})
+
+
 def test_frozen_weights_that_a_hook_loads_are_loaded_again_at_a_resume(tmp_path):
     other = tmp_path / "other.pth"
     torch.save({"body.weight": Net(9).body.weight}, other)

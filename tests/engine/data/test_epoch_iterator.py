@@ -257,3 +257,13 @@ def test_a_pass_has_ended_when_the_next_epoch_begins():
 
     list(islice(EpochIterator(Batches("ab")), 5))
     assert events == [0, "end", 1, "end", 2]
+
+
+def test_a_pass_of_somebody_else_does_not_change_what_is_known_of_the_batches():
+    data = loader(size=10, batch_size=3)
+    batches = EpochIterator(data)
+    for number in range(3):
+        batch = next(batches)[0].tolist()
+        assert batches.indices == batch
+        if number == 1:
+            list(data)  # as a hook that measures the accuracy of training

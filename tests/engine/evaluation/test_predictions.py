@@ -70,6 +70,9 @@ def test_outputs_of_all_usual_forms_are_rows(tmp_path, outputs, expected):
         ([{"a": torch.zeros(2), "b": torch.zeros(3)}], "jsonl", "one value per sample"),
         ([torch.zeros(1, 2), torch.zeros(1, 3)], "npz", "use jsonl"),
         ([[{"a": 1}, {"b": 2}]], "npz", "Python objects"),
+        ([{"a": torch.zeros(1)}, {"a": torch.zeros(1), "b": torch.ones(1)}], "npz", "differ in names"),
+        ([{"a": ["x"]}, {"a": torch.zeros(1)}], "npz", "a text for some samples"),
+        ([{"file": torch.zeros(1)}], "npz", "'file'"),
     ],
 )
 def test_outputs_that_cannot_be_written_are_an_error_and_keep_the_old_file(tmp_path, outputs, format, message):
