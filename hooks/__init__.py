@@ -23,6 +23,7 @@ from .event_storage import EventStorage, get_event_storage, has_event_storage
 from .functions import CallbackHook, FunctionHook, on
 from .history_buffer import HistoryBuffer
 from .hook_list import HookOrderError, check_hooks
+from .protocol import TrainerProtocol
 from .writers.bars import LivePlot, ProgressBar
 from .writers.base import WRITER_REGISTRY, CommonMetricPrinter, EventWriter, RowWriter
 from .writers.files import CSVWriter, JSONWriter
@@ -81,6 +82,7 @@ __all__ = [
     "TorchMemoryStats",
     "TorchProfiler",
     "TrackerWriter",
+    "TrainerProtocol",
     "WandbWriter",
     "WeightAveraging",
     "check_hooks",

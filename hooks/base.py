@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..config import ConfigError, Duration, Registry
+from .protocol import TrainerProtocol
 
 __all__ = [
     "EVENTS",
@@ -67,7 +68,7 @@ class HookBase:
         state_key: the key of the hook's state in a checkpoint. Default: the class name, then ``Name#2``, ``Name#3``.
     """
 
-    trainer: Any = None
+    trainer: TrainerProtocol = None  # type: ignore[assignment]  # until it is registered
     after: tuple[type | str, ...] = ()
     before: tuple[type | str, ...] = ()
     single: bool = False
@@ -282,7 +283,7 @@ class Every:
         self._last: float | None = None
         self._epoch: int | None = None
 
-    def __call__(self, trainer: Any) -> bool:
+    def __call__(self, trainer: TrainerProtocol) -> bool:
         """Return whether the current step ends a period."""
         done, period = trainer.iter + 1, self.period
         if self.at_end and done >= trainer.max_iter:
@@ -306,7 +307,7 @@ class Every:
         self._last = now
         return True
 
-    def left(self, trainer: Any, at_end: bool = False) -> int:
+    def left(self, trainer: TrainerProtocol, at_end: bool = False) -> int:
         """Return how many periods end after the current step.
 
         With ``at_end``, the end of the run ends a period. Periods in time are not counted.
@@ -316,10 +317,10 @@ class Every:
             return 0
         if not period or period.unit == "s" or (period.unit == "ep" and not length):
             return int(at_end)
-        steps = period.value * (length if period.unit == "ep" else 1)
+        steps = period.value * length if period.unit == "ep" and length else period.value
         return (math.ceil if at_end else math.floor)(trainer.max_iter / steps) - int(done // steps)
 
-    def _epochs_ended(self, trainer: Any, epochs: float) -> bool:
+    def _epochs_ended(self, trainer: TrainerProtocol, epochs: float) -> bool:
         if self._epochs:  # without a length, the end of an epoch is seen when the next one has begun
             before, self._epoch = self._epoch, trainer.epoch
             return before is not None and trainer.epoch // epochs > before // epochs

@@ -20,6 +20,7 @@ from torch import nn
 
 from ..config import ConfigError, suggest
 from ..config.errors import MismatchError, as_config_error
+from .protocol import TrainerProtocol
 
 # Parts of names that torch.compile, FSDP and activation checkpointing add.
 _WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -198,7 +199,7 @@ def convert(batch: Any, leaf: Callable[[Any], Any]) -> Any:
 # ---------------------------------------------------------------------------- trainers, models and optimizers
 
 
-def run_folder(trainer: Any) -> str | None:
+def run_folder(trainer: TrainerProtocol) -> str | None:
     """Return the folder of a trainer's run, OUTPUT_DIR of its config; None if it has no config."""
     return getattr(getattr(trainer, "cfg", None), "OUTPUT_DIR", None)
 

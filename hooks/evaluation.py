@@ -10,6 +10,7 @@ from ..config.registry import locate
 from .base import HOOK_REGISTRY, Every, HookBase, Period
 from .common import optimizer_in_eval_mode, rng_of_training
 from .history_buffer import combine, median
+from .protocol import TrainerProtocol
 
 __all__ = ["EvalHook", "Monitor", "flatten_names", "names_function"]
 
@@ -156,7 +157,7 @@ class Monitor:
         else:
             self.name, self.function = str(metric), None
 
-    def value(self, trainer: Any, smoothed: bool = False) -> tuple[float, int] | None:
+    def value(self, trainer: TrainerProtocol, smoothed: bool = False) -> tuple[float, int] | None:
         """Return the latest value in the storage, and its iteration; None if there is none. All ranks call it.
 
         Args:
@@ -184,7 +185,7 @@ def names_function(metric: str) -> bool:
     return ":" in metric and "/" not in metric
 
 
-def _value(trainer: Any, name: str, window: int) -> float:
+def _value(trainer: TrainerProtocol, name: str, window: int) -> float:
     """The median of the last values, each of them combined over ranks."""
     storage = trainer.storage
     points, how = storage.history(name).values()[-window:], storage.over_ranks.get(name)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from ..config import ConfigError, Duration, suggest
 from ..config.registry import is_again
 from .base import EVENTS, Every, HookBase
+from .protocol import TrainerProtocol
 
 __all__ = ["CallbackHook", "FunctionHook", "on", "on_event"]
 
@@ -129,7 +130,7 @@ def check_arguments(function: Callable[..., Any], event: str) -> None:
         raise ConfigError(f"{event} calls a function as f({', '.join(names)}), which {name} is not: {error}") from None
 
 
-def on_event(trainer: Any, event: str, **options: Any) -> Callable[[F], F]:
+def on_event(trainer: TrainerProtocol, event: str, **options: Any) -> Callable[[F], F]:
     """Decorate a function to be called at an event of this trainer: ``@trainer.on("after_step", every="100it")``.
 
     Args:
@@ -151,7 +152,7 @@ def on_event(trainer: Any, event: str, **options: Any) -> Callable[[F], F]:
     return decorate
 
 
-def on(event: str, *, trainer: Any = None, **options: Any) -> Callable[[F], F]:
+def on(event: str, *, trainer: TrainerProtocol | None = None, **options: Any) -> Callable[[F], F]:
     """Decorate a function to be called at an event of a trainer; see :func:`on_event`.
 
     Raises:

@@ -10,6 +10,7 @@ from typing import Any
 from ...config import ConfigError, Duration
 from ...config.atomic import shown_path
 from ..base import HOOK_REGISTRY, Every, HookBase, Period, for_subclasses
+from ..protocol import TrainerProtocol
 from .fvcore import FvcoreAdapter, checked
 
 __all__ = ["ExceptionCheckpointer", "PeriodicCheckpointer", "RollingCheckpointer", "save_with_events"]
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def save_with_events(
-    trainer: Any, checkpointer: Any, name: str, saved: Callable[[OSError | None], Any], **options: Any
+    trainer: TrainerProtocol, checkpointer: Any, name: str, saved: Callable[[OSError | None], Any], **options: Any
 ) -> None:
     """Save a checkpoint between the events ``before_save`` and ``after_save``.
 

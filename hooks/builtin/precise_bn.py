@@ -14,6 +14,7 @@ from ...config import ConfigError, Duration
 from ..base import Every, HookBase, Period
 from ..common import gpus_of, length_of, preserve_rng, unwrap_model
 from ..event_storage import EventStorage
+from ..protocol import TrainerProtocol
 
 __all__ = ["PreciseBN", "StatisticsData", "batch_norms", "precise_statistics"]
 
@@ -81,7 +82,9 @@ class StatisticsData:
         self._generator_state: torch.Tensor | None = None
 
     @contextmanager
-    def batches(self, trainer: Any, number: int, at_most: int | None = None) -> Iterator[tuple[Iterator[Any], int]]:
+    def batches(
+        self, trainer: TrainerProtocol, number: int, at_most: int | None = None
+    ) -> Iterator[tuple[Iterator[Any], int]]:
         """Give the first batches of a pass and their number, and restore random states afterwards.
 
         Args:
@@ -139,7 +142,7 @@ class _Norms(nn.Module):
 
 
 @torch.no_grad()
-def precise_statistics(trainer: Any, model: nn.Module, batches: Iterator[Any], count: int) -> None:
+def precise_statistics(trainer: TrainerProtocol, model: nn.Module, batches: Iterator[Any], count: int) -> None:
     """Estimate the statistics of the training data, over all ranks, with fvcore's ``update_bn_stats``.
 
     Buffers stay the same tensors, and ``num_batches_tracked`` stays. An error ends the run.
