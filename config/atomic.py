@@ -18,25 +18,6 @@ from typing import IO, Any, Literal, Self
 
 from .errors import ConfigError, printable
 
-__all__ = [
-    "OnError",
-    "WriteError",
-    "check_no_link",
-    "check_on_error",
-    "check_regular",
-    "displaced",
-    "free_name",
-    "is_checkpoint_folder",
-    "put_back",
-    "remove_leftovers",
-    "remove_path",
-    "replace_file",
-    "replace_text",
-    "shown_path",
-    "sync_directory",
-    "temporary_path",
-]
-
 logger = logging.getLogger(__name__)
 
 _TEMPORARY, _DISPLACED = ".hookline-tmp-", ".hookline-old-"

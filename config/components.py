@@ -15,22 +15,8 @@ from operator import getitem
 from typing import Any, Literal
 
 from .errors import ConfigError, raised_in, suggest
-from .registry import Registry, args_key, locate, name_key
+from .registry import Registry, args_key, locate
 from .values import ObjectName, mode_of
-
-__all__ = [
-    "ComponentKey",
-    "args_key",
-    "component",
-    "components",
-    "default_name",
-    "errors_at",
-    "mixed_components",
-    "mode_of_result",
-    "name_key",
-    "name_of",
-    "named_components",
-]
 
 
 def component(entry: Any, more: Collection[str] = ("AS", "RATIO")) -> tuple[str, dict[str, Any]]:

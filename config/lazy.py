@@ -18,8 +18,6 @@ from iopath.common.file_io import g_pathmgr
 from .errors import ConfigError, UnknownKeyError, suggest, suggest_file
 from .registry import locate
 
-__all__ = ["LazyCall", "LazyConfig", "as_yaml", "instantiate"]
-
 logger = logging.getLogger(__name__)
 
 # What Python reads as a list or dict, and YAML as text: (1, 2); 1,2; {a:1}.

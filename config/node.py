@@ -18,8 +18,6 @@ from .registry import args_key
 from .values import MISSING, Typed, clean, coerce, literal, same
 from .yaml_files import dump_text, load_layers, load_text, pairs_of
 
-__all__ = ["CfgNode", "declare_defaults", "global_cfg", "set_global_cfg"]
-
 logger = logging.getLogger(__name__)
 
 # Sections that may be set to the name of their component, as detectron2's projects do.

@@ -1,7 +1,5 @@
 """Names of other trainers, and the keys (or options) that mean the same here, for error messages."""
 
-__all__ = ["hint_of_epochs", "key_for"]
-
 _NAMES = {
     "--num-gpus": "devices gpus n_gpu n_gpus nproc_per_node num_devices num_processes",
     "--resume": "resume_from resume_from_checkpoint",

@@ -14,17 +14,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = [
-    "RECORDS",
-    "FolderLock",
-    "check_records",
-    "has_run",
-    "is_run_file",
-    "move_run",
-    "recover",
-    "recover_if_idle",
-]
-
 logger = logging.getLogger(__name__)
 
 RECORDS = ".hookline"

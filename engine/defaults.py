@@ -36,7 +36,8 @@ from .evaluation.evaluator import initialized
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from .modeling.build import attached_to
 from .parallel.base import build_strategy, build_wrapped
-from .run import Run, begin_run, default_setup
+from .run import Run, begin_run
+from .run import default_setup as default_setup
 from .setup.check import HOOK_KEY, WRITER_KEY, best_metric, overridden_builders
 from .setup.report import log_end, log_start, name_replay, replay_command
 from .setup.script_options import check_ignored
@@ -47,8 +48,6 @@ from .solver.build import optimizer_or_problem
 from .solver.lengths import Lengths, apply_max_iter, loader_length, scale_config
 from .solver.schedules import scheduler_hooks
 from .train_loop import TrainResult
-
-__all__ = ["DefaultTrainer", "default_setup"]
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,6 @@ from .solver import LRMultiplier
 from .solver.lengths import apply_lengths, apply_max_iter, check_kept_schedules
 from .solver.multi_optimizer import schedulers_of
 
-__all__ = ["apply_config", "check_fits", "run_record", "settings", "use_saved_seed"]
-
 logger = logging.getLogger(__name__)
 
 # These keys do not affect what is computed.

@@ -23,17 +23,6 @@ from ..hooks.builtin.interruption import EXIT_INTERRUPTED, EXIT_RESUMABLE
 from . import comm
 from .parallel.processes import GRACE, ends_without_answer, first_failure, run_local_ranks, run_rank, watch_parent
 
-__all__ = [
-    "DEFAULT_TIMEOUT",
-    "check_alone",
-    "check_restarts",
-    "check_same_config",
-    "config_errors_exit",
-    "launch",
-    "launched_by_torchrun",
-    "uses_gpus",
-]
-
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others."""
 

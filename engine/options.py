@@ -10,8 +10,6 @@ from .evaluation import check_metrics
 from .evaluation.build import EVALUATOR_KEY
 from .setup.check import overridden_builders
 
-__all__ = ["check_options", "merge_options", "named_trainer"]
-
 
 def merge_options(args: argparse.Namespace, cfg: CfgNode | None = None) -> CfgNode:
     """Return a config with ``args.config_file`` and the KEY VALUE pairs ``args.opts`` merged into it.

@@ -34,8 +34,6 @@ from .setup.report import describe_config, describe_environment
 from .setup.script_options import check_fast_dev_run, check_ignored, check_processes, option, shorten
 from .setup.seeds import choose_seed, seed_all_rng, set_seed
 
-__all__ = ["Run", "RunKind", "begin_run", "default_setup"]
-
 logger = logging.getLogger(__name__)
 
 RunKind = Literal["train", "inference", "dry", "trial"]

@@ -36,8 +36,6 @@ from .step.nonfinite import NonFinitePolicy, check_finite, detect_anomaly, scale
 from .step.step_outputs import KeptForHooks, StepOutputs
 from .train_loop import Request, TrainerBase
 
-__all__ = ["SimpleTrainer"]
-
 
 class SimpleTrainer(TrainerBase):
     """The usual training step: one batch, its losses, one update of the weights.

@@ -24,8 +24,6 @@ from ..hooks.hook_list import HookList
 from . import comm
 from .parallel.rank_sync import RankSync, StopRequest, as_failure, share_metrics
 
-__all__ = ["HookBase", "TrainResult", "TrainerBase"]
-
 logger = logging.getLogger(__name__)
 
 Request = Literal["eval", "write", "save"]

@@ -21,8 +21,6 @@ from .modeling.outputs import predictions_of
 from .setup.arguments import config_of_arguments, test_entries, unknown_argument
 from .train_loop import TrainResult
 
-__all__ = ["Trainer"]
-
 
 class Trainer(DefaultTrainer):
     """A :class:`DefaultTrainer` for objects: it puts them into a config, and everything else is the same.

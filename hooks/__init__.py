@@ -1,6 +1,6 @@
 """Hooks, the storage that collects metrics, and the writers that report them."""
 
-from .base import EVENTS, HOOK_REGISTRY, STEP_EVENTS, Every, HookBase, StopTraining
+from .base import EVENTS, HOOK_REGISTRY, STEP_EVENTS, Every, HookBase, HookOrderError, StopTraining, check_hooks
 from .builtin.accumulation import GradientAccumulationScheduler
 from .builtin.averaging import EMA, EMAHook, WeightAveraging
 from .builtin.best import BestCheckpointer
@@ -22,7 +22,6 @@ from .event_storage import _CURRENT_STORAGE_STACK as _CURRENT_STORAGE_STACK
 from .event_storage import EventStorage, get_event_storage, has_event_storage
 from .functions import CallbackHook, FunctionHook, on
 from .history_buffer import HistoryBuffer
-from .hook_list import HookOrderError, check_hooks
 from .protocol import TrainerProtocol
 from .writers.bars import LivePlot, ProgressBar
 from .writers.base import WRITER_REGISTRY, CommonMetricPrinter, EventWriter, RowWriter

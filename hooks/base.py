@@ -7,20 +7,6 @@ from typing import Any, TypeVar
 from ..config import ConfigError, Duration, Registry
 from .protocol import TrainerProtocol
 
-__all__ = [
-    "EVENTS",
-    "HOOK_REGISTRY",
-    "STEP_EVENTS",
-    "Every",
-    "HookBase",
-    "HookOrderError",
-    "Period",
-    "StopTraining",
-    "check_hooks",
-    "for_subclasses",
-]
-
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

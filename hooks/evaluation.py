@@ -12,8 +12,6 @@ from .common import optimizer_in_eval_mode, rng_of_training
 from .history_buffer import combine, median
 from .protocol import TrainerProtocol
 
-__all__ = ["EvalHook", "Monitor", "flatten_names", "names_function"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -11,8 +11,6 @@ from typing import Any, Literal
 from ..config.errors import NoStorageError, as_config_error, suggest
 from .history_buffer import OVER_RANKS, HistoryBuffer, MediaStorage, as_scalar, by_name, table
 
-__all__ = ["EventStorage", "Row", "get_event_storage", "has_event_storage"]
-
 Row = tuple[int, dict[str, float]]  # one line of metrics: the iteration, and the values by name
 
 _MAX_PENDING = 4096  # more values are read by themselves, to limit memory in a run without writers

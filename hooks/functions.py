@@ -9,8 +9,6 @@ from ..config.registry import is_again
 from .base import EVENTS, Every, HookBase
 from .protocol import TrainerProtocol
 
-__all__ = ["CallbackHook", "FunctionHook", "on", "on_event"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 # The events of a step. At them a period is one of steps.

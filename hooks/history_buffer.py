@@ -14,19 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = [
-    "OVER_RANKS",
-    "HistoryBuffer",
-    "MeanWindow",
-    "MediaStorage",
-    "as_scalar",
-    "by_name",
-    "combine",
-    "mean",
-    "median",
-    "table",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -9,9 +9,7 @@ from typing import Any
 
 from ..config import ConfigError
 from ..config.errors import as_config_error
-from .base import EVENTS, STEP_EVENTS, HookBase, HookOrderError, StopTraining, check_hooks
-
-__all__ = ["HookList", "HookOrderError", "check_hooks", "hook_name", "overrides"]
+from .base import EVENTS, STEP_EVENTS, HookBase, StopTraining, check_hooks
 
 logger = logging.getLogger(__name__)
 

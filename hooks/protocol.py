@@ -9,8 +9,6 @@ from torch import nn
 
 from .event_storage import EventStorage
 
-__all__ = ["TrainerProtocol"]
-
 
 class TrainerProtocol(Protocol):
     """The type of ``HookBase.trainer``: the public names that hooks and helpers use.

@@ -2,17 +2,13 @@
 
 from typing import Any
 
+from fvcore.common.checkpoint import PeriodicCheckpointer
 from torch import nn
 
 from ...config import ConfigError
 from ...hooks.common import has_shards
-from .checkpointer import (
-    Checkpointer,
-    CheckpointError,
-    DetectionCheckpointer,
-    PeriodicCheckpointer,
-    unwrap_model,
-)
+from .checkpointer import Checkpointer, DetectionCheckpointer, unwrap_model
+from .files import CheckpointError
 from .weights import save_weights
 
 __all__ = [

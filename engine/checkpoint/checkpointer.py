@@ -16,7 +16,6 @@ from operator import methodcaller
 from typing import Any
 
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
-from fvcore.common.checkpoint import PeriodicCheckpointer
 from iopath.common.file_io import g_pathmgr
 from torch import nn
 
@@ -24,13 +23,11 @@ from ...config.atomic import OnError, remove_leftovers
 from ...config.errors import ConfigError, as_config_error
 from ...hooks.common import optimizer_in_eval_mode, plain_name, unwrap_model
 from .. import comm
-from .files import CheckpointError, OnSaved, Writer, read_tag, remove_checkpoint, write_checkpoint, write_file
+from .files import OnSaved, Writer, read_tag, remove_checkpoint, write_checkpoint, write_file
 from .find_checkpoint import find_checkpoint, find_named, find_resumable
 from .matching import LoadReport, load_weights, split_query
 from .state import to_plain
 from .weights import choose_weights, read_checkpoint
-
-__all__ = ["CheckpointError", "Checkpointer", "DetectionCheckpointer", "PeriodicCheckpointer", "unwrap_model"]
 
 
 class Checkpointer(Writer, FvcoreCheckpointer):

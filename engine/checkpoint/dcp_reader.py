@@ -30,8 +30,6 @@ from ...config.errors import ConfigError, first_line
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["Keys", "Like", "nested", "read_metadata", "read_tensors"]
-
 Keys = tuple[str, ...]
 """A place in nested dicts and lists."""
 

@@ -33,21 +33,6 @@ from ...config.atomic import (
 from ...config.errors import ConfigError, first_line, printable
 from .state import copy_to_host
 
-__all__ = [
-    "STATE_FILE",
-    "CheckpointError",
-    "OnSaved",
-    "Writer",
-    "disk_errors",
-    "load_torch_file",
-    "read_tag",
-    "remove_checkpoint",
-    "verify_checkpoint",
-    "write_checkpoint",
-    "write_file",
-    "write_twice",
-]
-
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "state.pth"

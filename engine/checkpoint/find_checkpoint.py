@@ -12,19 +12,6 @@ from ...config.errors import suggest_file
 from .. import comm
 from .files import STATE_FILE, load_torch_file, read_tag, verify_checkpoint
 
-__all__ = [
-    "check_resumable",
-    "find_checkpoint",
-    "find_named",
-    "find_resumable",
-    "first_resumable",
-    "iteration_of",
-    "named_checkpoint",
-    "newest_first",
-    "saved_config",
-    "saved_run",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -15,8 +15,6 @@ from torch.nn.parameter import is_lazy
 from ...config import ConfigError
 from ...hooks.common import is_sharded, plain_name, shard_like
 
-__all__ = ["LoadReport", "load_weights", "split_query"]
-
 # Prefixes of names in other checkpoints: DistributedDataParallel, Lightning, DeepSpeed.
 _PREFIX = re.compile(r"(module|model|_forward_module)\.")
 _MAX_LINES = 40

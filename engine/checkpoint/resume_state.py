@@ -13,8 +13,6 @@ from ..data.epoch_iterator import EpochIterator
 from ..data.stream import SplitLoader
 from .weights import read_checkpoint
 
-__all__ = ["START_ANEW", "check_complete", "data_of_this_rank", "load_optimizer", "rng_of_this_rank", "states_of_ranks"]
-
 logger = logging.getLogger(__name__)
 
 START_ANEW = "To start from its weights alone, set MODEL.WEIGHTS instead of resuming"

@@ -32,18 +32,6 @@ from .. import comm
 from .dcp_reader import Keys, Like, nested, read_metadata, read_tensors
 from .files import STATE_FILE, disk_errors, load_torch_file, verify_checkpoint, write_checkpoint
 
-__all__ = [
-    "checksums",
-    "fail_together",
-    "is_sharded_folder",
-    "read_folder",
-    "split_shards",
-    "verify_folder",
-    "walk",
-    "write_folder",
-    "write_parts",
-]
-
 _CHECKSUMS = "checksums.json"
 # Stands for a sharded tensor in the rest of the state.
 _MARK = "__sharded_tensor__"

@@ -17,8 +17,6 @@ from .sharded import fail_together, is_sharded_folder, split_shards, walk, write
 from .state import to_plain
 from .weights import read_checkpoint
 
-__all__ = ["ShardedCheckpointer", "like_model", "shard"]
-
 
 class ShardedCheckpointer(Checkpointer):
     """A :class:`Checkpointer` that saves a folder, into which each rank writes its shards.

@@ -11,8 +11,6 @@ from torch.utils._pytree import tree_map_only
 
 from ...hooks.common import is_sharded
 
-__all__ = ["copy_to_host", "to_plain"]
-
 _PLAIN = {int, float, bool, str, type(None)}
 # A view is copied if it is smaller than this part of the memory that torch.save would write for it.
 _USED = 0.9

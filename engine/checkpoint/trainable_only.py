@@ -11,8 +11,6 @@ from torch import nn
 from ...config import ConfigError
 from ...hooks.common import optimizers_of, plain_name, unwrap_model
 
-__all__ = ["FrozenWeights", "add_frozen"]
-
 _AT_ONCE = 1 << 22  # numbers that are summed at once, for little memory
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}  # by bytes
 

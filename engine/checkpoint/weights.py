@@ -19,13 +19,6 @@ from .state import to_plain
 if TYPE_CHECKING:
     from .dcp_reader import Like
 
-__all__ = [
-    "averaged_weights",
-    "choose_weights",
-    "read_checkpoint",
-    "save_weights",
-]
-
 # Keys of the model's weights: hookline, detectron2 and fvcore; Lightning; torch's tutorial; DeepSpeed.
 _MODEL_KEYS = ("model", "state_dict", "model_state_dict", "module")
 

@@ -8,8 +8,6 @@ from torch import nn
 
 from ..simple_trainer import SimpleTrainer
 
-__all__ = ["AMPTrainer"]
-
 
 class AMPTrainer(SimpleTrainer):
     """A :class:`SimpleTrainer` in mixed precision, with detectron2's arguments.

@@ -10,8 +10,6 @@ from torch.nn.parallel import DistributedDataParallel
 from ...hooks import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from .. import comm
 
-__all__ = ["create_ddp_model", "default_writers"]
-
 
 def create_ddp_model(model: nn.Module, *, fp16_compression: bool = False, **kwargs: Any) -> nn.Module:
     """Wrap a model for several processes, for training loops of one's own. DefaultTrainer does it by itself.

@@ -7,8 +7,6 @@ from typing import Any
 from ..simple_trainer import SimpleTrainer
 from ..train_loop import TrainerBase
 
-__all__ = ["InnerTrainer", "get_inner", "set_inner"]
-
 # What a DefaultTrainer has built from its config, and an inner trainer of the same model was not given.
 _FROM_CONFIG = ("adapter", "loss_module", "device", "strategy", "_fast")
 # What the outer trainer needs for evaluations, checks and checkpoints.

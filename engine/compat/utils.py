@@ -11,29 +11,14 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
-from iopath.common.file_io import PathHandler, g_pathmgr
+from iopath.common.file_io import PathHandler as PathHandler
+from iopath.common.file_io import g_pathmgr
 from torch.utils.collect_env import get_pretty_env_info
 
 import hookline
 
 from ..setup.logger import setup_logger as _setup_logger
-from ..setup.seeds import seed_all_rng
-
-__all__ = [
-    "TORCH_VERSION",
-    "PathHandler",
-    "PathManager",
-    "PicklableWrapper",
-    "collect_env_info",
-    "create_small_table",
-    "fixup_module_metadata",
-    "log_every_n",
-    "log_every_n_seconds",
-    "log_first_n",
-    "retry_if_cuda_oom",
-    "seed_all_rng",
-    "setup_logger",
-]
+from ..setup.seeds import seed_all_rng as seed_all_rng
 
 #: torch's version as two ints, to compare with: ``TORCH_VERSION >= (2, 6)``.
 TORCH_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from ...config import CfgNode, ConfigError, Registry
-from ...config.components import ComponentKey, default_name, errors_at, name_key
+from ...config.components import ComponentKey, default_name, errors_at
 from ...config.errors import MismatchError
+from ...config.registry import name_key
 from ...config.signatures import is_function_of_two, parameters_of
 from ...hooks.common import samples_in
 from ...hooks.evaluation import flatten_names

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from ...config import CfgNode, ConfigError, Registry
-from ...config.components import ComponentKey, name_key
+from ...config.components import ComponentKey
+from ...config.registry import name_key
 from ...config.signatures import Parameters, bind, is_function_of_two, parameters_of
 from ...hooks.common import unwrap_model
 from .. import comm

@@ -10,8 +10,6 @@ from ...config import ConfigError
 from ...config.errors import MismatchError
 from ...hooks.common import fields_of
 
-__all__ = ["describe", "raise_clearer"]
-
 _CLEARER: tuple[tuple[str, type[Exception], str], ...] = (
     (
         r"^Target (-?\d+) is out of bounds\.$",

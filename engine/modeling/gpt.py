@@ -9,8 +9,6 @@ from torch.nn import functional as F
 
 from .build import MODEL_REGISTRY
 
-__all__ = ["GPT", "TransformerBlock"]
-
 
 @MODEL_REGISTRY.register()
 class GPT(nn.Module):

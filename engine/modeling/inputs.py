@@ -12,8 +12,6 @@ from ...config.signatures import Parameters, parameters_of
 from ...hooks.common import fields_of, unwrap_model
 from .clear_errors import describe
 
-__all__ = ["Call", "InputRule", "check_names", "listed", "part_of"]
-
 INPUT_FORMS = ("auto", "batch", "tuple", "kwargs")
 """Values of MODEL.INPUTS."""
 

@@ -14,8 +14,6 @@ from ...config import ConfigError
 from .. import comm
 from ..parallel.copies import share_tensors
 
-__all__ = ["LossModule"]
-
 logger = logging.getLogger(__name__)
 
 

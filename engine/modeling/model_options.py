@@ -15,8 +15,6 @@ from ...config import CfgNode, ConfigError
 from ...hooks.common import describe_no_match, matches
 from .. import comm
 
-__all__ = ["apply_model_options", "checkpoint_activations", "outermost_matches"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -14,19 +14,6 @@ from ...config.errors import MismatchError
 from ...hooks.common import fields_of, local_part
 from .clear_errors import describe
 
-__all__ = [
-    "Terms",
-    "count_of_mean",
-    "counted_twice",
-    "entries_of",
-    "losses_of",
-    "predictions_of",
-    "terms_ahead",
-    "terms_of",
-    "without_cache",
-    "without_loss",
-]
-
 
 def entries_of(output: Any) -> Mapping[Any, Any] | None:
     """Return an output's parts by name; None if they have no names."""

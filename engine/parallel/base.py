@@ -14,8 +14,6 @@ from ...hooks.common import has_shards
 from .. import comm
 from .copies import share_weights
 
-__all__ = ["STRATEGY_REGISTRY", "Strategy", "build_strategy", "build_wrapped", "check_parallel", "check_strategy"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -12,8 +12,6 @@ from ...config import ConfigError
 from ...hooks.common import local_part, unwrap_model
 from .. import comm
 
-__all__ = ["check_same_weights", "differing_copies", "share_tensors", "share_weights"]
-
 
 def share_weights(model: nn.Module) -> None:
     """Copy rank 0's parameters and buffers to all ranks, except for those without values.

@@ -14,8 +14,6 @@ from .. import comm
 from .base import STRATEGY_REGISTRY, Strategy
 from .copies import share_tensors
 
-__all__ = ["DDP"]
-
 # Newer versions of torch renamed the argument.
 _BUFFERS = "forward_sync_buffers"
 if _BUFFERS not in inspect.signature(DistributedDataParallel.__init__).parameters:

@@ -17,8 +17,6 @@ from .base import STRATEGY_REGISTRY, Strategy
 from .copies import share_tensors, share_weights
 from .meta_init import Places, places_of
 
-__all__ = ["FSDP2"]
-
 logger = logging.getLogger(__name__)
 
 _Dtype = Literal["", "float32", "bfloat16", "float16"]

@@ -18,8 +18,6 @@ from .ddp import DDP
 from .fsdp import FSDP2
 from .tensor_parallel import check_words, comparing_widths, find_plan, parallelize, splits
 
-__all__ = ["Mesh"]
-
 logger = logging.getLogger(__name__)
 
 _DIMS = ("replicate", "shard", "tensor")

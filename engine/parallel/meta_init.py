@@ -11,8 +11,6 @@ from ...config.errors import ConfigError, first_line
 from ...hooks.common import is_sharded, local_part, preserve_rng, shard_like, unwrap_model
 from .. import comm
 
-__all__ = ["Places", "build_on_meta", "places_of"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -36,8 +36,6 @@ from ...config import ConfigError
 from ...hooks.builtin.interruption import EXIT_INTERRUPTED, EXIT_RESUMABLE
 from .. import comm
 
-__all__ = ["GRACE", "ends_without_answer", "first_failure", "run_local_ranks", "run_rank", "watch_parent"]
-
 logger = logging.getLogger(__name__)
 
 GRACE = 3.5

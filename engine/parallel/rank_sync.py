@@ -15,8 +15,6 @@ from ...hooks.history_buffer import combine
 from ...hooks.hook_list import hook_name
 from .. import comm
 
-__all__ = ["RankSync", "StopRequest", "as_failure", "share_metrics"]
-
 logger = logging.getLogger(__name__)
 
 # Seconds between exchanges. One exchange takes about 0.4 ms.

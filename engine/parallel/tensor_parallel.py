@@ -15,15 +15,6 @@ from ...hooks.common import describe_no_match, gpus_of, matches, preserve_rng
 from .. import comm
 from .meta_init import places_of
 
-__all__ = [
-    "Plan",
-    "check_words",
-    "comparing_widths",
-    "find_plan",
-    "parallelize",
-    "splits",
-]
-
 logger = logging.getLogger(__name__)
 
 Plan = Mapping[str, Any]

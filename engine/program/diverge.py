@@ -15,8 +15,6 @@ from ..options import named_trainer
 from .repeat import compare_curves, curves_of, environment_of, find_checkpoint, replay_step
 from .samples import ranks_of
 
-__all__ = ["diverge"]
-
 
 def diverge(
     run: str, other: str, *, trainer: str = "", cfg: CfgNode | None = None, replays: bool = True, most: int = 6

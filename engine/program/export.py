@@ -31,8 +31,6 @@ from ..modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from .inspection import part_of
 from .predictor import load_weights
 
-__all__ = ["FORMATS", "Exported", "export", "export_program", "export_weights"]
-
 FORMATS = {
     "safetensors": (".safetensors",),
     "pth": (".pth", ".pt", ".bin"),

@@ -20,8 +20,6 @@ from ..setup.check import check_config, overridden_builders
 from ..simple_trainer import SimpleTrainer
 from ..step.nonfinite import NonFinitePolicy
 
-__all__ = ["LRSweep", "find_batch_size", "find_lr"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -15,8 +15,6 @@ from ...config.errors import printable
 from ..checkpoint.find_checkpoint import find_checkpoint
 from ..checkpoint.weights import averaged_weights, read_checkpoint
 
-__all__ = ["hash_weights", "inspect_checkpoint", "report"]
-
 
 def inspect_checkpoint(path: str) -> dict[str, Any]:
     """Describe the content of a checkpoint.

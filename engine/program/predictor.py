@@ -16,8 +16,6 @@ from ..evaluation.evaluator import inference_context
 from ..modeling import build_adapter, build_model, resolve_device
 from ..modeling.outputs import entries_of
 
-__all__ = ["DefaultPredictor", "load_weights"]
-
 
 def load_weights(
     cfg: CfgNode, model: nn.Module, resume: bool | str = False, kind: type[Checkpointer] = Checkpointer

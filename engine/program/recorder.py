@@ -12,8 +12,6 @@ from ...hooks.base import HookBase
 from ...hooks.builtin.interruption import EXIT_RESUMABLE
 from ...hooks.common import local_part, unwrap_model
 
-__all__ = ["StepRecorder"]
-
 
 class StepRecorder(HookBase):
     """Records a step: samples, losses, the outputs and gradients of each module, and the updates of the weights.

@@ -31,9 +31,6 @@ from ..setup.report import describe_environment
 from .recorder import StepRecorder
 from .samples import ranks_of, run_config
 
-__all__ = ["compare_curves", "curves_of", "environment_of", "find_checkpoint", "replay", "replay_in_ranks"]
-__all__ += ["replay_step", "report_text"]
-
 logger = logging.getLogger(__name__)
 
 _REPORT = "report.json"

@@ -24,8 +24,6 @@ from ..run import begin_run, default_setup
 from ..setup.check import check_config, overridden_builders
 from ..setup.report import describe_run
 
-__all__ = ["inference_trainer", "run", "run_trainer"]
-
 
 def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | None = None) -> Any:
     """Train, evaluate or predict as the command line says, in one process or several.

@@ -13,8 +13,6 @@ from ..data import build_train_loader
 from ..data.batch_sampler import GlobalBatchSampler
 from ..solver.lengths import loader_length, resolve_lengths
 
-__all__ = ["ranks_of", "run_config", "samples_at"]
-
 
 def run_config(run: str, cfg: CfgNode | None = None) -> CfgNode:
     """Return the config in ``config.yaml`` of a run.

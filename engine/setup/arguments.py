@@ -24,8 +24,6 @@ from .. import comm
 from ..data.build import NoTrainData, is_loader
 from ..data.datasets import ArrayDataset
 
-__all__ = ["config_of_arguments", "test_entries", "unknown_argument"]
-
 logger = logging.getLogger(__name__)
 
 _COMPONENTS = {"model": "MODEL.NAME", "loss": "MODEL.LOSS.NAME", "lr_scheduler": "SOLVER.LR_SCHEDULER_NAME"}

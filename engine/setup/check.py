@@ -23,15 +23,6 @@ from ..solver import check_solver
 from ..solver.build import OPTIMIZER_KEY
 from ..solver.schedules import SCHEDULE_KEY, plateau_metric
 
-__all__ = [
-    "HOOK_KEY",
-    "WRITER_KEY",
-    "best_metric",
-    "check_config",
-    "overridden_builders",
-    "unknown_parts",
-]
-
 logger = logging.getLogger(__name__)
 
 HOOK_KEY = ComponentKey(

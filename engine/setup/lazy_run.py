@@ -7,8 +7,6 @@ from ...config import CfgNode, ConfigError, get_cfg
 from .. import comm
 from ..checkpoint.find_checkpoint import named_checkpoint
 
-__all__ = ["folder_of", "lazy_run"]
-
 # The key of the defaults, and where LazyConfigs have it.
 _KEYS = {
     "OUTPUT_DIR": ("OUTPUT_DIR", "output_dir", "train.output_dir"),

@@ -7,14 +7,6 @@ from logging.handlers import MemoryHandler
 
 from ...hooks.writers.bars import above_bar, is_shown
 
-__all__ = [
-    "LOGGERS",
-    "hold_logs",
-    "open_logs",
-    "set_console_level",
-    "setup_logger",
-]
-
 LOGGERS = ("hookline", "fvcore", "detectron2")  # ported code logs to the last one
 
 

@@ -20,16 +20,6 @@ from ..evaluation import format_results
 from ..modeling import model_summary
 from ..train_loop import TrainResult
 
-__all__ = [
-    "describe_config",
-    "describe_environment",
-    "describe_run",
-    "log_end",
-    "log_start",
-    "name_replay",
-    "replay_command",
-]
-
 logger = logging.getLogger(__name__)
 
 _PERIODS = (("SOLVER", "CHECKPOINT_PERIOD"), ("TEST", "EVAL_PERIOD"), ("LOG", "PERIOD"))

@@ -5,8 +5,6 @@ from typing import Any
 from ...config import CfgNode, ConfigError
 from .. import comm
 
-__all__ = ["check_fast_dev_run", "check_ignored", "check_processes", "option", "shorten"]
-
 
 def option(args: Any, name: str) -> Any:
     """Return the value of one of hookline's options; None if the script has an option of its own with that name."""

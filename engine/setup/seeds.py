@@ -12,8 +12,6 @@ from ...config import CfgNode
 from .. import comm
 from ..checkpoint.find_checkpoint import named_checkpoint, saved_config, saved_run
 
-__all__ = ["choose_seed", "saved_seed", "seed_all_rng", "set_seed"]
-
 logger = logging.getLogger(__name__)
 
 

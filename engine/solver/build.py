@@ -21,22 +21,11 @@ from .param_groups import (
     check_param_rules,
     full_config,
     get_default_optimizer_params,
-    reduce_param_groups,
     warn_of_unused,
 )
-from .schedules import build_lr_scheduler, check_scheduler
-
-# The others are imported from here by code written for detectron2.
-__all__ = [
-    "OPTIMIZER_REGISTRY",
-    "build_lr_scheduler",
-    "build_optimizer",
-    "check_solver",
-    "get_default_optimizer_params",
-    "maybe_add_gradient_clipping",
-    "optimizer_or_problem",
-    "reduce_param_groups",
-]
+from .param_groups import reduce_param_groups as reduce_param_groups  # detectron2 has it and the schedules here
+from .schedules import build_lr_scheduler as build_lr_scheduler
+from .schedules import check_scheduler
 
 logger = logging.getLogger(__name__)
 

@@ -15,15 +15,6 @@ from ...config import CfgNode, ConfigError
 from ...hooks.common import is_sharded, local_part, optimizers_of
 from .param_groups import full_config
 
-__all__ = [
-    "ClipBeforeStep",
-    "GradClipper",
-    "build_grad_clipper",
-    "clip_hooks",
-    "clipper_of",
-    "maybe_add_gradient_clipping",
-]
-
 logger = logging.getLogger(__name__)
 
 GradClipper = Callable[[list[nn.Parameter]], torch.Tensor | None]

@@ -17,16 +17,6 @@ from . import LRMultiplier
 from .multi_optimizer import SchedulerList, schedulers_of, solver_parts
 from .schedules import iterations_of, resolve_schedule
 
-__all__ = [
-    "Lengths",
-    "apply_lengths",
-    "apply_max_iter",
-    "check_kept_schedules",
-    "loader_length",
-    "resolve_lengths",
-    "scale_config",
-]
-
 logger = logging.getLogger(__name__)
 
 

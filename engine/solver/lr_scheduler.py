@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LRScheduler as LRScheduler
 
-from ...hooks.builtin.lr_scheduler import LRMultiplier, WarmupParamScheduler
-
-__all__ = ["LRMultiplier", "LRScheduler", "WarmupCosineLR", "WarmupMultiStepLR", "WarmupParamScheduler"]
-
+from ...hooks.builtin.lr_scheduler import LRMultiplier as LRMultiplier
+from ...hooks.builtin.lr_scheduler import WarmupParamScheduler as WarmupParamScheduler
 
 _ARGUMENTS = ("milestones", "gamma", "max_iters", "warmup_factor", "warmup_iters", "warmup_method")
 

@@ -10,15 +10,6 @@ from ...config import CfgNode, ConfigError, get_cfg, suggest
 from ...config.components import errors_at
 from .param_groups import find_parameters
 
-__all__ = [
-    "NothingToTrainError",
-    "OptimizerList",
-    "SchedulerList",
-    "parameters_of_parts",
-    "schedulers_of",
-    "solver_parts",
-]
-
 
 class _Named:
     """Objects in an order, each with a name: that of a mapping, or its number."""

@@ -13,16 +13,6 @@ from ...config.components import errors_at
 from ...config.signatures import bind
 from ...hooks.common import describe_no_match, matching_parameters, plain_name
 
-__all__ = [
-    "apply_param_rules",
-    "check_param_rules",
-    "find_parameters",
-    "full_config",
-    "get_default_optimizer_params",
-    "reduce_param_groups",
-    "warn_of_unused",
-]
-
 logger = logging.getLogger(__name__)
 
 NORM_MODULES = (

@@ -38,17 +38,6 @@ from ...hooks.evaluation import names_function
 from .multi_optimizer import OptimizerList, SchedulerList, solver_parts
 from .param_groups import full_config, warn_of_unused
 
-__all__ = [
-    "LR_SCHEDULER_REGISTRY",
-    "SCHEDULE_KEY",
-    "build_lr_scheduler",
-    "check_scheduler",
-    "iterations_of",
-    "plateau_metric",
-    "resolve_schedule",
-    "scheduler_hooks",
-]
-
 logger = logging.getLogger(__name__)
 
 LR_SCHEDULER_REGISTRY = Registry("LR_SCHEDULER", (TorchScheduler, ParamScheduler, TimmScheduler))

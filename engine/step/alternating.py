@@ -13,8 +13,6 @@ from ...hooks.common import unwrap_model
 from ..modeling.adapters import ModelAdapter
 from .loss_weights import forward_backward_weighted
 
-__all__ = ["AlternatingStep", "whole_step"]
-
 
 def whole_step(model: nn.Module, optimizer: Any, compile_step: bool | Mapping[str, Any]) -> Any:
     """Return what runs a step in place of :meth:`SimpleTrainer.run_step`; None for several optimizers of a usual step.

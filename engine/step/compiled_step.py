@@ -12,8 +12,6 @@ from ...config.signatures import bind
 from ...hooks.hook_list import hook_name
 from .. import comm
 
-__all__ = ["CompiledStep", "check_step_config"]
-
 # Methods of a trainer that a graph takes the place of, or that would not run it.
 _REPLACED = ("run_step", "forward_backward", "forward", "backward")
 

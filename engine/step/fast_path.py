@@ -14,8 +14,6 @@ from torch.optim import optimizer as _optimizer_module
 
 from ..solver.clipping import clip_hooks
 
-__all__ = ["FastStep", "backward", "plain_step"]
-
 _engine = getattr(torch.autograd.Variable, "_execution_engine", None)
 _profiler_enabled = torch.autograd._profiler_enabled
 _set_grad_enabled = torch._C._set_grad_enabled

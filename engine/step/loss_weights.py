@@ -14,8 +14,6 @@ from ..data.batches import batch_size_of
 from ..data.epoch_iterator import EpochIterator
 from ..data.loader import collates
 
-__all__ = ["LossWeights", "forward_backward_weighted"]
-
 
 def forward_backward_weighted(trainer: Any, parts: list[tuple[Any, int | None]]) -> dict[str, torch.Tensor]:
     """Compute losses and gradients of a batch in micro-batches, or of one that is shared by several ranks.

@@ -13,8 +13,6 @@ from ...config import ConfigError
 from ...hooks.common import is_sharded, local_part, optimizers_of, start_momentum, unwrap_model
 from .. import comm
 
-__all__ = ["NonFinitePolicy", "check_finite", "detect_anomaly", "scaled_step", "skip_on_device"]
-
 logger = logging.getLogger(__name__)
 
 # Sets a flag if a tensor of a list has a NaN or an infinity, and multiplies the tensors by a number, here 1. One call

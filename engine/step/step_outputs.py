@@ -7,8 +7,6 @@ from typing import Any
 from ...hooks.base import HookBase
 from ...hooks.common import unwrap_model
 
-__all__ = ["KeptForHooks", "StepOutputs"]
-
 
 class KeptForHooks:
     """A trainer's attribute ``batch`` or ``outputs``: an error says when it is not there."""

@@ -6,8 +6,6 @@ from typing import Any
 from ...config import ConfigError, Duration
 from ..base import HOOK_REGISTRY, HookBase
 
-__all__ = ["GradientAccumulationScheduler"]
-
 
 @HOOK_REGISTRY.register()
 class GradientAccumulationScheduler(HookBase):

@@ -14,8 +14,6 @@ from ...config.components import errors_at
 from ..base import HOOK_REGISTRY, Every, HookBase
 from ..common import local_part, plain_name, unwrap_model
 
-__all__ = ["EMA", "EMAHook", "WeightAverage", "WeightAveraging"]
-
 logger = logging.getLogger(__name__)
 
 Update = Callable[[list[torch.Tensor], list[torch.Tensor], int], None]

@@ -16,8 +16,6 @@ from ..event_storage import has_event_storage
 from .fvcore import checked
 from .periodic import save_with_events
 
-__all__ = ["BestCheckpointer"]
-
 logger = logging.getLogger(__name__)
 
 Entry = tuple[float, int]

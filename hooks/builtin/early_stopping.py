@@ -12,8 +12,6 @@ from ..base import HOOK_REGISTRY, HookBase
 from ..evaluation import EvalHook, Monitor, flatten_names
 from ..event_storage import has_event_storage
 
-__all__ = ["EarlyStopping"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -11,8 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from ..base import HOOK_REGISTRY, HookBase
 
-__all__ = ["FlopsCounter", "known_peak"]
-
 logger = logging.getLogger(__name__)
 
 _PEAK_FLOPS = (

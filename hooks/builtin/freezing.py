@@ -11,8 +11,6 @@ from ...config.components import errors_at
 from ..base import HOOK_REGISTRY, HookBase
 from ..common import describe_no_match, matches, plain_name, unwrap_model
 
-__all__ = ["ModelFreezer"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -8,8 +8,6 @@ import torch.distributed as dist
 
 from ...config import ConfigError
 
-__all__ = ["FvcoreAdapter", "checked"]
-
 
 class FvcoreAdapter:
     """Gives a checkpointer with fvcore's methods those of :class:`~hookline.engine.checkpoint.Checkpointer`.

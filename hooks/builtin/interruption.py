@@ -15,17 +15,6 @@ from typing import Any, Literal
 from ...config import ConfigError, Duration
 from ..base import HOOK_REGISTRY, HookBase
 
-__all__ = [
-    "EXIT_INTERRUPTED",
-    "EXIT_RESUMABLE",
-    "STOP_SIGNALS",
-    "SignalHandler",
-    "StopSignals",
-    "TimeLimit",
-    "in_notebook",
-    "is_session",
-]
-
 logger = logging.getLogger(__name__)
 
 EXIT_RESUMABLE = 75

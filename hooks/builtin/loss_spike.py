@@ -9,8 +9,6 @@ from ...config import ConfigError
 from ..base import HOOK_REGISTRY, HookBase
 from ..history_buffer import median
 
-__all__ = ["LossSpike"]
-
 logger = logging.getLogger(__name__)
 
 # For normally distributed values, 1.4826 * MAD is the standard deviation.

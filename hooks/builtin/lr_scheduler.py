@@ -23,8 +23,6 @@ from ...config import ConfigError, suggest
 from ..base import HOOK_REGISTRY, HookBase
 from ..event_storage import has_event_storage
 
-__all__ = ["FunctionSchedule", "LRMultiplier", "LRScheduler", "TimmScheduler", "WarmupParamScheduler", "takes_epoch"]
-
 logger = logging.getLogger(__name__)
 
 BEFORE_END = 1 - 2 * ParamScheduler.WHERE_EPSILON

@@ -11,8 +11,6 @@ from ...config import Duration
 from ..base import HOOK_REGISTRY, Every, HookBase, Period
 from ..common import run_folder
 
-__all__ = ["GarbageCollection", "MemoryMonitor", "MemorySnapshot", "TorchMemoryStats"]
-
 logger = logging.getLogger(__name__)
 
 _FULL = 10

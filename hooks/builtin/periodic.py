@@ -13,8 +13,6 @@ from ..base import HOOK_REGISTRY, Every, HookBase, Period, for_subclasses
 from ..protocol import TrainerProtocol
 from .fvcore import FvcoreAdapter, checked
 
-__all__ = ["ExceptionCheckpointer", "PeriodicCheckpointer", "RollingCheckpointer", "save_with_events"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -16,8 +16,6 @@ from ..common import gpus_of, length_of, preserve_rng, unwrap_model
 from ..event_storage import EventStorage
 from ..protocol import TrainerProtocol
 
-__all__ = ["PreciseBN", "StatisticsData", "batch_norms", "precise_statistics"]
-
 logger = logging.getLogger(__name__)
 
 Loader = Iterable[Any] | Callable[[], Iterable[Any]]

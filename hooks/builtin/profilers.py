@@ -13,8 +13,6 @@ from ...config import ConfigError
 from ..base import HOOK_REGISTRY, HookBase
 from ..common import run_folder
 
-__all__ = ["AutogradProfiler", "TorchProfiler"]
-
 logger = logging.getLogger(__name__)
 
 

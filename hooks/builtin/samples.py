@@ -16,8 +16,6 @@ from ..base import HOOK_REGISTRY, HookBase
 from ..common import class_names_of, run_folder
 from ..event_storage import has_event_storage
 
-__all__ = ["SamplePredictions"]
-
 logger = logging.getLogger(__name__)
 
 _SIZE, _TEXT = 112, 32  # pixels of an image, and of the label below it

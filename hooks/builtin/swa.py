@@ -11,8 +11,6 @@ from ..base import HOOK_REGISTRY
 from .averaging import WeightAveraging
 from .precise_bn import Loader, StatisticsData, batch_norms, precise_statistics
 
-__all__ = ["SWA"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -10,8 +10,6 @@ from ..base import HOOK_REGISTRY, HookBase
 from ..common import samples_in
 from ..event_storage import has_event_storage
 
-__all__ = ["IterationTimer", "Throughput", "format_seconds"]
-
 logger = logging.getLogger(__name__)
 
 _LARGE = 0.01  # hooks with a larger share of the run's time are reported on the console

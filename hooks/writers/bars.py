@@ -18,8 +18,6 @@ from ..builtin.interruption import in_notebook
 from ..evaluation import flatten_names
 from .base import PERFORMANCE, format_number, metrics_to_show
 
-__all__ = ["LivePlot", "ProgressBar", "above_bar", "is_shown", "with_progress"]
-
 _BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}"
 _CELLS = 6  # of the bar, at least
 _INTERVAL = 0.25  # seconds between two drawings of the bar, at least

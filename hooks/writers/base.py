@@ -14,8 +14,6 @@ from ...config import Registry
 from ..builtin.timing import format_seconds
 from ..event_storage import EventStorage, Row, get_event_storage, has_event_storage
 
-__all__ = ["WRITER_REGISTRY", "CommonMetricPrinter", "EndOfRun", "EventWriter", "MediaWriter", "Medium", "RowWriter"]
-
 EndOfRun = Literal["completed", "stopped", "interrupted", "failed"]
 """How a run ended. "stopped": on purpose, as by early stopping. "interrupted": it can be resumed."""
 

@@ -15,8 +15,6 @@ from ...config.atomic import check_regular, free_name, replace_file, sync_direct
 from ..event_storage import Row
 from .base import WRITER_REGISTRY, RowWriter
 
-__all__ = ["AppendFile", "CSVWriter", "JSONWriter", "back_up"]
-
 logger = logging.getLogger(__name__)
 
 

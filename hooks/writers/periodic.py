@@ -13,8 +13,6 @@ from ..common import run_folder
 from ..history_buffer import MeanWindow
 from .base import EndOfRun, EventWriter, RowWriter
 
-__all__ = ["PeriodicWriter", "smoothing_window"]
-
 logger = logging.getLogger(__name__)
 
 _DELAY = 0.5

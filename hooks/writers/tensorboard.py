@@ -13,8 +13,6 @@ from ..event_storage import Row
 from .base import WRITER_REGISTRY, MediaWriter, Medium
 from .files import AppendFile
 
-__all__ = ["TensorboardXWriter", "flatten", "plain"]
-
 
 @WRITER_REGISTRY.register()
 class TensorboardXWriter(MediaWriter):

@@ -24,8 +24,6 @@ from ..event_storage import Row
 from .base import WRITER_REGISTRY, EndOfRun, MediaWriter, Medium
 from .tensorboard import flatten, plain
 
-__all__ = ["MLflowWriter", "TrackerError", "TrackerWriter", "WandbWriter"]
-
 logger = logging.getLogger(__name__)
 
 _OFFLINE = '; to train without an account, set mode: "offline" or the environment variable WANDB_MODE=offline'

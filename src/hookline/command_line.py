@@ -10,17 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-__all__ = [
-    "PROCESSES",
-    "ArgumentParser",
-    "Namespace",
-    "add_options",
-    "default_argument_parser",
-    "handling_signals",
-    "slow_imports",
-    "without_collecting",
-]
-
 
 def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParser:
     """Return a parser with detectron2's options and a few more. ``hookline.engine.run()`` handles all of them.

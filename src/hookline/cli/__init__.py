@@ -9,8 +9,6 @@ from hookline.command_line import slow_imports
 
 from .commands import COMMANDS, parser_of
 
-__all__ = ["COMMANDS", "main", "parser_of"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit code.

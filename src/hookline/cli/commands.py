@@ -14,8 +14,6 @@ from typing import Any
 
 from hookline.command_line import PROCESSES, ArgumentParser, add_options
 
-__all__ = ["COMMANDS", "parser_of"]
-
 TEMPLATES = Path(__file__).parent / "project"
 
 _Add = Callable[[Any], Any]

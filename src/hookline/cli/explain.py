@@ -21,8 +21,6 @@ from hookline.engine.setup.check import HOOK_KEY, WRITER_KEY
 from hookline.engine.solver.build import OPTIMIZER_KEY
 from hookline.engine.solver.schedules import SCHEDULE_KEY
 
-__all__ = ["explain", "key_comments"]
-
 _KEYS = (
     *(MODEL_KEY, LOSS_KEY, TRAIN_KEY, TEST_KEY, SAMPLER_KEY, OPTIMIZER_KEY, SCHEDULE_KEY, EVALUATOR_KEY),
     *(METRICS_KEY, HOOK_KEY, WRITER_KEY, STRATEGY_KEY),

@@ -9,8 +9,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["GUIDE", "HOMES", "INSTEAD", "MODULES", "describe", "home_of", "install", "installed_at"]
-
 GUIDE = "docs/porting/detectron2.md"
 
 MODULES = """

@@ -7,8 +7,6 @@ module by name. So the aliases of detectron2's modules are there before the scri
 import os
 from typing import Any
 
-__all__ = ["VARIABLE", "run"]
-
 VARIABLE = "HOOKLINE_SCRIPT"
 """The environment variable that tells new processes the path of the script."""
 

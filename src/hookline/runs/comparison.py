@@ -14,8 +14,6 @@ from ..config.errors import ConfigError, printable, suggest
 from ..config.values import mode_of
 from .reading import Run, select_metrics
 
-__all__ = ["Comparison", "compare_runs"]
-
 _WIDTH = 40  # characters of a cell of the text table
 
 

@@ -8,8 +8,6 @@ from ..config.atomic import replace_file
 from ..config.errors import ConfigError
 from .reading import WRITTEN_BY, Run, check_output, select_metrics
 
-__all__ = ["NO_MATPLOTLIB", "write_curves"]
-
 NO_MATPLOTLIB = "an image needs matplotlib: pip install 'hookline[plot]'"
 
 

@@ -15,17 +15,6 @@ from ..config.errors import ConfigError, printable, suggest, suggest_file
 from ..config.node import CfgNode
 from ..config.yaml_files import load_text
 
-__all__ = [
-    "WRITTEN_BY",
-    "Curve",
-    "Run",
-    "check_output",
-    "is_measured",
-    "read_run",
-    "read_runs",
-    "select_metrics",
-]
-
 # The files that a run reads again when it is resumed.
 _KEPT = re.compile(
     r"config\.yaml|metrics\.(json|csv)|last_checkpoint|(rolling_\d{7,}|model_(\d{7,}|final|exception|best\w*))\.pth"
