@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # mypy over the package under its installed name: through a folder of links, since the tree keeps it in top-level folders.
+# If pyright is installed (pip install pyright), it checks the scripts in tools/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 links=$(mktemp -d)
@@ -9,3 +10,8 @@ for name in src/hookline/* config hooks engine; do
     ln -s "$PWD/$name" "$links/hookline/"
 done
 MYPYPATH="$links" mypy --config-file pyproject.toml -p hookline
+if command -v pyright >/dev/null; then
+    ln -s "$PWD/tools" "$links/tools"
+    echo '{"include": ["tools"], "extraPaths": [".", "tools/benchmarks"]}' >"$links/pyrightconfig.json"
+    pyright --pythonpath "$(command -v python)" --project "$links/pyrightconfig.json"
+fi

@@ -9,6 +9,7 @@ hooks. Start here if your training does not fit a trainer. tools/train_net.py ev
 
 import logging
 import math
+from typing import Any
 
 import torch
 
@@ -84,7 +85,7 @@ def train(cfg: CfgNode, resume: bool) -> int:
         while storage.iter < max_iter:
             losses = adapter.losses(model, move_to_device(next(batches), device))
             losses.pop("num_items", None)  # some models return it, to weight micro-batches
-            total = sum(losses.values())
+            total = torch.zeros((), device=device) + sum(losses.values())
             if not math.isfinite(total.item()):
                 raise FloatingPointError(f"the loss is {total.item():g} at iteration {storage.iter}")
             optimizer.zero_grad()
@@ -123,7 +124,7 @@ def save_best(cfg: CfgNode, metrics: dict[str, float], best: float | None, check
         raise ConfigError(f"CHECKPOINT.BEST.METRIC: {metric!r} is not among {', '.join(metrics) or 'no results'}")
     if metric and (best is None or sign * metrics[metric] > sign * best):
         best = metrics[metric]
-        checkpointer.save("model_best", tag_last=False, **{metric: best})
+        checkpointer.save("model_best", tag_last=False, **dict[str, Any]({metric: best}))
     return best
 
 

@@ -12,7 +12,7 @@ override methods of Trainer.
 from hookline.command_line import default_argument_parser, slow_imports
 
 if __name__ == "__main__":
-    args = default_argument_parser().parse_args()  # first: --help and misspelt options are answered at once
+    default_argument_parser().parse_args()  # first: --help and misspelt options are answered at once
 
 with slow_imports():
     from hookline.engine import DefaultTrainer, run
@@ -23,4 +23,4 @@ class Trainer(DefaultTrainer):
 
 
 if __name__ == "__main__":
-    run(Trainer, args)
+    run(Trainer, default_argument_parser().parse_args())
