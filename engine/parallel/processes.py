@@ -3,11 +3,10 @@
 The ranks share a key-value store. The launcher (``launch`` or torchrun) keeps it, so it outlives the ranks. The first
 failure is written there once: by the rank that raises an error, or by ``launch`` for a process that was killed or has
 exited. A thread of each rank looks for it twice a second. A rank that is still running a few seconds later writes its
-stack traces and exits.
+stack traces and exits; ``launch`` kills one that cannot.
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import logging
 import multiprocessing
@@ -20,16 +19,16 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import timedelta
 from multiprocessing import resource_tracker
-from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing import ProcessContext, ProcessRaisedException, start_processes
-from torch.multiprocessing.spawn import ProcessException
+from torch.multiprocessing import ProcessRaisedException
 
 from ...command_line import handling_signals
 from ...config import ConfigError
@@ -38,9 +37,8 @@ from .. import comm
 
 logger = logging.getLogger(__name__)
 
-GRACE = 3.5
-"""Seconds after the first failure until the launcher sends SIGTERM to the remaining ranks, and then until it kills
-them. Most end earlier by themselves."""
+GRACE = 7.0
+"""Seconds after the first failure until the launcher kills the remaining ranks. Most end earlier by themselves."""
 
 # New interpreters: a fork would copy locks that threads hold, and could not use CUDA if this process has.
 _METHOD = "spawn"
@@ -48,15 +46,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 # Exit codes that are not failures: done, stopped to be resumed, interrupted.
 _CLEAN = (0, EXIT_RESUMABLE, EXIT_INTERRUPTED)
 
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl()
-
 # Keys of the store.
 _FAILURE = "hookline/failure"
 _RESULT = "hookline/result"
 _LEFT = "hookline/left"
 
+# Seconds between two looks at the processes, and at the store.
+_JOIN_EVERY = 0.05
 _LOOK_EVERY = 0.5
-# Seconds until a rank ends itself after another one failed. Less than GRACE, so that it can write its stacks.
+# Seconds until a rank ends itself after another one failed, with its stacks.
 _END_AFTER = 2.5
 # Seconds that a rank that is done waits for the others before its process ends.
 _LEAVE = 5.0
@@ -96,117 +94,113 @@ def run_local_ranks(
     Raises:
         Exception: see :func:`~hookline.engine.launch`.
     """
-    script = getattr(sys.modules["__main__"], "__file__", None) or ""  # "<stdin>" if Python reads it from there
-    if not os.path.isfile(script) and any(getattr(one, "__module__", "") == "__main__" for one in (main_func, *args)):
-        raise ConfigError(
-            "launch(): several processes cannot import what a notebook or python -c defines: put main_func and the "
-            "classes among its arguments into a module"
-        )
+    spawn, method = multiprocessing.get_context(_METHOD), multiprocessing.get_start_method(allow_none=True)
+    common = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": len(ranks), "MASTER_ADDR": address}  # as torchrun does
+    processes: dict[int, BaseProcess] = {}
+    for local_rank, rank in enumerate(ranks):
+        variables = {**common, "MASTER_PORT": store.port, "RANK": rank, "LOCAL_RANK": local_rank}
+        what = ({name: str(value) for name, value in variables.items()}, method, main_func, args, timeout, cuda)
+        processes[rank] = spawn.Process(target=_child, args=what)
     received: list[int] = []
 
-    def forward(number: int, frame: Any) -> None:
+    def forward(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        for process in context.processes:
+        for process in processes.values():
             if process.is_alive():
-                os.kill(process.pid, number)
+                os.kill(process.pid, number)  # type: ignore[arg-type]
 
-    workers = multiprocessing.get_start_method(allow_none=True)
-    what = (ranks, world_size, address, store.port, workers, main_func, args, timeout, cuda)
     with handling_signals(**{number.name: forward for number in _SIGNALS}):
-        resource_tracker.ensure_running()  # starting it later, with the first process, would unblock signals
-        # A signal waits until all processes are there, and in these until _child() can handle it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        try:
-            context = start_processes(_child, what, len(ranks), join=False, start_method=_METHOD)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        try:
-            _join(context, ranks, store, received)
-        except ProcessException as error:
-            for process, file in zip(context.processes, context.error_files, strict=True):
-                _kill_group(process)
-                with contextlib.suppress(OSError):
-                    os.unlink(file)  # torch leaves it
-            codes = [process.exitcode for process in context.processes]
-            if stopped := [number for number in received if -number in codes]:  # ranks had no signal handlers yet
-                again = stopped[0] in (signal.SIGTERM, signal.SIGUSR1)
-                raise SystemExit(EXIT_RESUMABLE if again else 128 + stopped[0]) from None
-            _, first = first_failure(store) or (0, error)
-            raise first from None
-    if code := max(process.exitcode for process in context.processes):
+        _start(processes.values())
+        failure = _join(processes, store, received)
+    if failure is not None:
+        raise failure
+    if code := max(process.exitcode or 0 for process in processes.values()):
         raise SystemExit(code)
     with contextlib.suppress(RuntimeError), ends_without_answer():  # machine 0 has ended, and the store with it
         key = f"{_RESULT}/{ranks[0]}"
         return pickle.loads(store.get(key)) if store.check([key]) else None
 
 
-def _join(context: ProcessContext, ranks: range, store: dist.TCPStore, received: list[int]) -> None:
-    """Wait until all processes have ended. After a failure, end the others.
+def _start(processes: Iterable[BaseProcess]) -> None:
+    """Start processes. A signal waits until all are there, and in each of them until :func:`_child` can handle it."""
+    resource_tracker.ensure_running()  # starting it later, with the first process, would unblock signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        for process in processes:
+            process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    Raises:
-        ProcessException: a process failed.
+
+def _join(processes: dict[int, BaseProcess], store: dist.Store, received: Collection[int]) -> BaseException | None:
+    """Wait until all processes have ended. After a failure, kill those that are left some seconds later.
+
+    Args:
+        processes: by rank.
+        store: where the first failure is written.
+        received: the signals that were passed on to the processes.
+
+    Returns:
+        The first failure, if there is one.
     """
-    while context.sentinels:
-        for sentinel in wait(list(context.sentinels), timeout=_LOOK_EVERY):
-            context.processes[context.sentinels[sentinel]].join()
-        for sentinel, index in list(context.sentinels.items()):
-            process = context.processes[index]
-            code = process.exitcode
-            if code in _CLEAN:
-                del context.sentinels[sentinel]  # torch takes every code but 0 for a failure
-            elif code is not None:
-                name = f" ({signal.Signals(-code).name})" if -code in set(signal.Signals) else ""
-                text = f"process {process.pid} ended with exit code {code}{name}"
-                if -code not in received:  # a rank that raised an error has reported it, and the first failure counts
-                    with ends_without_answer():
-                        report(store, ranks[index], _failed_first(ranks[index], text))
-                _kill_group(process)  # to torch, a process has not ended while children of its own are left
-                context.join(timeout=GRACE, grace_period=GRACE)
-                if not any(one.is_alive() for one in context.processes):  # one has left a child in another group
-                    raise ProcessException(text, index, process.pid)
+    failure, end = None, 0.0
+    while failure is None or time.monotonic() < end:
+        codes = {rank: process.exitcode for rank, process in processes.items()}
+        failed = [rank for rank, code in codes.items() if code is not None and code not in _CLEAN]
+        if failed and failure is None:
+            end = time.monotonic() + GRACE
+            failure = _failure(failed[0], processes[failed[0]], store, received)
+        if None not in codes.values():
+            break
+        time.sleep(_JOIN_EVERY)
+    for process in processes.values() if failure is not None else ():
+        process.kill()
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)  # type: ignore[arg-type]
+        process.join()
+    return failure
 
 
-def _kill_group(process: Any) -> None:
-    """Kill what a process that has ended has left, such as loader workers."""
-    with contextlib.suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
+def _failure(rank: int, process: BaseProcess, store: dist.Store, received: Collection[int]) -> BaseException:
+    """Return the first failure, after a process has failed."""
+    code = process.exitcode or 0
+    if -code in received:  # the process had no handler of the signal yet
+        return SystemExit(EXIT_RESUMABLE if -code in (signal.SIGTERM, signal.SIGUSR1) else 128 - code)
+    name = f" ({signal.Signals(-code).name})" if -code in set(signal.Signals) else ""
+    error = _failed_first(rank, f"process {process.pid} ended with exit code {code}{name}")
+    with ends_without_answer():
+        return report(store, rank, error)[1]  # that of a rank that has raised an error, if there is one
 
 
 def _child(
-    local_rank: int,
-    ranks: range,
-    world_size: int,
-    address: str,
-    port: int,
-    workers: str | None,
+    variables: Mapping[str, str],
+    method: str | None,
     main_func: Callable[..., Any],
     args: tuple[Any, ...],
     timeout: timedelta,
     cuda: bool,
 ) -> None:
+    """Run a rank. ``variables`` of the environment have its place, and ``method`` is the launcher's start method."""
     os.setpgrp()  # Ctrl-C reaches the launcher only, which passes it on once to all ranks
-    if sys.platform == "linux":
-        # torch had the kernel send SIGINT when the launcher is killed: once for each of its threads, so perhaps twice.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
     watch_parent(multiprocessing.parent_process().pid)  # type: ignore[union-attr, arg-type]
-    # Loader workers start with the launcher's own start method (on Linux, fork), as under torchrun.
-    multiprocessing.set_start_method(workers, force=True)
-    place: dict[str, Any] = {"RANK": ranks[local_rank], "LOCAL_RANK": local_rank, "WORLD_SIZE": world_size}
-    place |= {"LOCAL_WORLD_SIZE": len(ranks), "MASTER_ADDR": address, "MASTER_PORT": port}  # as torchrun does
-    os.environ.update({name: str(value) for name, value in place.items()})
+    multiprocessing.set_start_method(method, force=True)  # on Linux, loader workers are forked, as under torchrun
+    os.environ.update(variables)
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, torch.get_num_threads() // len(ranks)))
+        torch.set_num_threads(max(1, torch.get_num_threads() // int(variables["LOCAL_WORLD_SIZE"])))
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # blocked in run_local_ranks()
-        store = dist.TCPStore(address, port, is_master=False, timeout=timeout)
-        value = run_rank(main_func, args, store, timeout, cuda)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        store = dist.TCPStore(variables["MASTER_ADDR"], int(variables["MASTER_PORT"]), is_master=False, timeout=timeout)
+        try:
+            value = run_rank(main_func, args, store, timeout, cuda)
+        except Exception:
+            sys.exit(1)  # the launcher raises it
     except KeyboardInterrupt:
-        raise SystemExit(EXIT_INTERRUPTED) from None  # torch would take it for success
-    except SystemExit as end:  # the launcher writes a message
-        raise SystemExit(end.code if isinstance(end.code, int | None) else 1) from None
-    if local_rank == 0 and value is not None:
+        sys.exit(EXIT_INTERRUPTED)
+    except SystemExit as end:
+        sys.exit(end.code if isinstance(end.code, int | None) else 1)  # the launcher writes a message
+    if variables["LOCAL_RANK"] == "0" and value is not None:
         with contextlib.suppress(Exception):  # pickling may raise anything
-            store.set(f"{_RESULT}/{ranks[0]}", pickle.dumps(value))  # type: ignore[arg-type]
+            store.set(f"{_RESULT}/{variables['RANK']}", pickle.dumps(value))  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------- a rank

@@ -83,13 +83,9 @@ def test_an_address_in_use_and_a_function_without_a_name_are_refused(variables):
 
 
 @pytest.mark.slow
-def test_ranks_import_what_they_run_and_have_the_start_method_of_their_launcher():
-    def run(*arguments):
-        return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=100, check=False)
-
-    code = "from hookline.engine import launch\ndef main(): pass\nlaunch(main, 2, device='cpu')"
-    assert "ConfigError: launch()" in run("-c", code).stderr
-    done = run(PROGRAMS / "start_method.py")
+def test_ranks_have_the_start_method_of_their_launcher():
+    command = [sys.executable, PROGRAMS / "start_method.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -221,15 +221,14 @@ def fork_ranks() -> None:
 
     from hookline.engine.parallel import processes
 
-    start, child = processes.start_processes, processes._child
+    start, child = processes._start, processes._child
     # A fork while the store's thread accepts a connection would copy a lock that is held. So no rank connects before
     # all ranks are forked.
     forked = multiprocessing.get_context("fork").Event()
 
-    def start_all(*args: Any, **options: Any) -> Any:
-        context = start(*args, **options)
+    def start_all(ranks: Iterable[multiprocessing.Process]) -> None:
+        start(ranks)
         forked.set()
-        return context
 
     def forked_child(*args: Any) -> None:
         torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
@@ -239,7 +238,7 @@ def fork_ranks() -> None:
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         child(*args)
 
-    processes._METHOD, processes.start_processes, processes._child = "fork", start_all, forked_child
+    processes._METHOD, processes._start, processes._child = "fork", start_all, forked_child
 
 
 def run(file: str, text: str) -> None:
