@@ -212,10 +212,9 @@ class SimpleTrainer(TrainerBase):
         listeners = self.hooks.listeners
         if listeners["before_forward"]:
             self.emit("before_forward", batch)
-        loss_dict = self.forward(batch)
+        loss_dict, terms = (self.forward(batch), None) if weights is None else weights.counted(self.forward, batch)
         if not loss_dict:
             return {} if weights is None else weights.apply({}, share)
-        terms = None if weights is None else loss_dict.pop("num_terms", None)
         if listeners["after_forward"]:
             self.emit("after_forward", batch, loss_dict)
         if weights is not None:

@@ -22,7 +22,7 @@ from ...hooks.common import in_double
 from .. import comm
 from ..data.loader import move_to_device
 from ..modeling.build import build_loss
-from ..modeling.outputs import Terms, entries_of, terms_of
+from ..modeling.outputs import Terms, entries_of, num_terms, terms_of
 from ..modeling.zoo import classes_second
 
 
@@ -133,13 +133,12 @@ class Loss(MeanMetric):
         """Add the losses of a batch that the model computed.
 
         Args:
-            losses: by name, and perhaps ``num_items``, the number of items that they are means of, or ``num_terms``,
-                which may be "sum".
+            losses: by name, computed within :class:`Terms`, and perhaps ``num_items``, the number of items that they
+                are means of.
             samples: the number of samples in the batch, of which the losses are means otherwise.
         """
-        losses = dict(losses)
-        terms = losses.pop("num_terms", samples)
-        count = losses.pop("num_items", terms)
+        losses, terms = dict(losses), num_terms(losses, self._loss)
+        count = losses.pop("num_items", samples if terms is None else terms)
         first, *others = losses.values()
         total = in_double(sum(others, start=first))
         if isinstance(count, str):  # the losses are sums
@@ -156,9 +155,9 @@ class Loss(MeanMetric):
         """
         assert self._loss is not None
         samples = len(target) if samples is None else samples
-        with Terms() as terms:
-            loss = self._loss(preds, target)
-        self.add_losses(terms.added_to(terms_of(loss), loss, self._loss), samples)
+        with Terms():
+            losses = terms_of(self._loss(preds, target))
+        self.add_losses(losses, samples)
 
 
 class FunctionMetric:

@@ -142,9 +142,8 @@ def predictor(
                 return evaluator.generated
         if not needs_losses:
             return adapter.predict(model, batch)
-        with Terms() as terms:
-            outputs, losses = adapter.predict_with_losses(model, batch)
-        evaluator.losses = terms.added_to(losses)
+        with Terms():
+            outputs, evaluator.losses = adapter.predict_with_losses(model, batch)
         return outputs
 
     return predict

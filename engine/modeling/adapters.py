@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from ...hooks.common import has_shards, local_part, unwrap_model
 from .clear_errors import describe, raise_clearer
 from .inputs import Call, InputRule, check_names, listed, part_of
 from .outputs import (
-    Terms,
     counted_twice,
     entries_of,
     losses_of,
@@ -56,9 +54,8 @@ class ModelAdapter:
             that the batch has.
 
     Attributes:
-        counts_terms: whether :meth:`losses` returns ``num_terms``, the number of terms that the loss is the mean of, or
-            "sum", if torch has computed it.
-        on_count: is called before the model with that number, if the target alone tells it.
+        on_count: is called before the model with the number of terms that the loss will be the mean of, if the target
+            alone tells it.
 
     Raises:
         ConfigError: the arguments contradict each other, or the loss has no parameter of a name.
@@ -84,7 +81,6 @@ class ModelAdapter:
         of_torch = getattr(function, "__module__", "") == "torch.nn.functional"
         self._takes_tensor = of_torch or isinstance(loss, nn.modules.loss._Loss)
         self._target_parameter = self._find_target_parameter() if loss is not None and self.output_mapping else ""
-        self.counts_terms = False
         self.on_count: Callable[[Tensor], None] | None = None
         self._training: Call | None = None
         self._form: Any = None  # of the batches that it is for
@@ -128,25 +124,20 @@ class ModelAdapter:
         if self.on_count is not None and (count := terms_ahead(self.loss, target)) is not None:
             self.on_count(local_part(count))
         output = self._run(call, batch)
-        if type(output) is Tensor and self.loss is not None and not (self.output_mapping or self.counts_terms):
+        if type(output) is Tensor and self.loss is not None and not self.output_mapping:
             loss = self.loss(output, target)  # the usual case, in few calls
             return {"loss": loss} if type(loss) is Tensor and not loss.dim() else terms_of(loss)
-        with Terms() if self.counts_terms else nullcontext() as terms:
-            value = self._apply_loss(self.predictions(output), target)
-        return terms_of(value) if terms is None else terms.added_to(terms_of(value), value, self.loss)
+        return terms_of(self._apply_loss(self.predictions(output), target))
 
     def _own_losses(self, call: Call, batch: Any) -> dict[str, Any]:
         """Return the losses that the model computes itself."""
-        with Terms() if self.counts_terms else nullcontext() as terms:
-            output = self._run(call, batch)
+        output = self._run(call, batch)
         if output is None and call.step is not None:
             return {}
         losses = losses_of(output)
         if len(losses) > 1 and ("loss" in losses or "total_loss" in losses):
             # A warning only: code written for detectron2 may mean the sum.
             self._log_once(logging.WARNING, counted_twice(losses))
-        if terms is not None:
-            losses = terms.added_to(losses)
         if getattr(unwrap_model(call.model), "_compiled_call_impl", None) is not None:
             # A CUDA graph of torch.compile overwrites its outputs in the next step, and losses are read later.
             losses = {name: one.clone() if isinstance(one, Tensor) else one for name, one in losses.items()}

@@ -1,7 +1,7 @@
 """What a model or a loss returns: losses, how many terms they are the mean of, and predictions."""
 
 import inspect
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import cache
 from typing import Any
 
@@ -65,8 +65,7 @@ def terms_of(loss: Any) -> dict[str, Any]:
     if problem := counted_twice(terms):
         raise MismatchError(f"MODEL.LOSS: {problem}")
     if terms and all(map(_is_scalar, terms.values())):
-        # The loss of scores that are split over ranks is a whole number on each of them.
-        return _with_count({name: local_part(term) for name, term in terms.items()}, local_part(count))
+        return _with_count({name: _whole(term) for name, term in terms.items()}, local_part(count))
     raise MismatchError(
         "MODEL.LOSS must return a scalar tensor, that and the number of items of its mean, or scalar tensors by name, "
         f"not {describe(loss)}; use reduction='mean'"
@@ -90,6 +89,14 @@ def _with_count(losses: dict[str, Any], count: Any) -> dict[str, Any]:
     if not (isinstance(count, int) or _is_scalar(count)):
         raise MismatchError(f"num_items must be an int or a scalar tensor, not {describe(count)}")
     return {**losses, "num_items": count}
+
+
+def _whole(term: Tensor) -> Tensor:
+    """Return a loss of scores that are split over ranks, which is whole on each of them, as a usual tensor."""
+    whole = local_part(term)
+    if whole is not term and hasattr(term, "num_terms"):
+        whole.num_terms = local_part(term.num_terms)  # type: ignore[attr-defined]
+    return whole
 
 
 def _is_scalar(value: Any) -> bool:
@@ -148,7 +155,7 @@ def predictions_of(output: Any, ignore: Container[str] = ()) -> Any:
 
 
 # Methods and functions that leave a loss the mean of the same terms, if its other arguments are not tensors.
-_KEEP_TERMS = frozenset({"mul", "div", "neg", "float", "to"})
+_KEEP_TERMS = frozenset({"mul", "div", "neg", "float", "to", "clone"})
 
 
 def terms_ahead(loss: Any, target: Any) -> Any:
@@ -159,46 +166,25 @@ def terms_ahead(loss: Any, target: Any) -> Any:
 
 
 class Terms(TorchFunctionMode):
-    """Within it, each loss of ``torch.nn.functional`` is noted, with the number of terms that it is the mean of.
+    """Within it, a loss of ``torch.nn.functional`` gets an attribute ``num_terms``; see :func:`num_terms`.
 
     A mean over labels is computed such that it is 0, not NaN, without any that counts.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._noted: dict[int, tuple[Any, Any]] = {}  # by its id, a loss and its number of terms
-
-    def added_to(self, losses: dict[str, Any], value: Any = None, function: Any = None) -> dict[str, Any]:
-        """Return losses with ``num_terms``, the number of terms that they are the mean of, if it is known.
-
-        It is a scalar tensor, or "sum" for a sum. It is not known if there are several losses, or if no function of
-        torch returned the only one (perhaps times a Python number), or one in a graph of ``torch.compile`` did.
-
-        Args:
-            losses: by name.
-            value: what ``function`` returned, if the losses were read from it: a tensor, or losses by name.
-            function: a loss whose attribute ``reduction`` may be "sum".
-        """
-        value = losses if value is None else value
-        if isinstance(value, Mapping):
-            value = next(iter(value.values())) if len(value) == 1 else None
-        _, count = self._noted.get(id(value), (None, None))
-        if count is None and getattr(function, "reduction", "") == "sum":
-            count = "sum"
-        return losses if count is None else {**losses, "num_terms": local_part(count)}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling():  # notes would break the graph
+        if torch.compiler.is_compiling():  # an attribute would break the graph
             return func(*args, **kwargs)
         settings = _settings(func)
         if settings is None:
             result = func(*args, **kwargs)
-            if self._noted and getattr(func, "__name__", "") in _KEEP_TERMS:
+            if getattr(func, "__name__", "") in _KEEP_TERMS:
                 tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
-                _, count = self._noted.get(id(tensors[0]), (None, None)) if len(tensors) == 1 else (None, None)
-                if count is not None and count != "sum":  # the number may be that of its terms
-                    self._noted[id(result)] = result, count
+                count = getattr(tensors[0], "num_terms", None) if len(tensors) == 1 else None
+                if isinstance(count, Tensor):  # a sum may be divided by the number of its terms
+                    result.num_terms = count
             return result
         given = settings.bind(*args, **kwargs)
         given.apply_defaults()
@@ -206,20 +192,34 @@ class Terms(TorchFunctionMode):
         if wanted.get("size_average") is not None or wanted.get("reduce") is not None:
             wanted["reduction"] = nn._reduction.legacy_get_string(wanted["size_average"], wanted["reduce"], False)
             wanted["size_average"] = wanted["reduce"] = None
-        count = count_of_mean(func, wanted) if wanted["reduction"] == "mean" else None
+        reduction = wanted["reduction"]
+        count = count_of_mean(func, wanted) if reduction == "mean" else "sum" if reduction == "sum" else None
         # Not in a checkpointed part, which is computed once more without this mode, and has to save the same tensors.
         checkpointed = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-        if count is not None and "ignore_index" in wanted and not checkpointed:
+        if isinstance(count, Tensor) and "ignore_index" in wanted and not checkpointed:
             wanted["reduction"] = "sum"
             total = func(*given.args, **given.kwargs)
             result = total / torch.where(count > 0, count, 1).to(total.dtype)
         else:
             result = func(*given.args, **given.kwargs)
-        if wanted["reduction"] == "sum" and count is None:
-            self._noted[id(result)] = result, "sum"
-        elif count is not None:
-            self._noted[id(result)] = result, count
+        if count is not None:
+            result.num_terms = count
         return result
+
+
+def num_terms(losses: Mapping[str, Any], function: Any = None) -> Any:
+    """Return the number of terms that a loss is the mean of, a scalar tensor (); "sum" if it is a sum.
+
+    None if it is not known: there are several losses, or the only one, which may be times a Python number, is not of a
+    function of torch within :class:`Terms`, or is of one in a graph of ``torch.compile``.
+
+    Args:
+        losses: by name.
+        function: the loss; its attribute ``reduction`` may be "sum".
+    """
+    value = next(iter(losses.values())) if len(losses) == 1 else None
+    count = getattr(value, "num_terms", None)
+    return "sum" if count is None and getattr(function, "reduction", "") == "sum" else count
 
 
 @cache

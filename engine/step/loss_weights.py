@@ -13,6 +13,7 @@ from .. import comm
 from ..data.batches import batch_size_of
 from ..data.epoch_iterator import EpochIterator
 from ..data.loader import collates
+from ..modeling.outputs import Terms, num_terms
 
 
 def forward_backward_weighted(trainer: Any, parts: list[tuple[Any, int | None]]) -> dict[str, torch.Tensor]:
@@ -30,9 +31,9 @@ def forward_backward_weighted(trainer: Any, parts: list[tuple[Any, int | None]])
     if ranks > 1:  # FSDP2 gathers parameters in each pass, so all ranks need the same number of passes
         missing = trainer.accumulation_steps - len(parts)
         parts, shares = [*parts, *parts[-1:] * missing], [*shares, *[0.0] * missing]
-    weights = LossWeights(trainer.batches, parts[0] if not several else (None, sum(sizes)), ranks)
+    batch = parts[0] if not several else (None, sum(sizes))
+    weights = LossWeights(trainer.batches, batch, ranks, getattr(trainer.adapter, "loss", None))
     total: dict[str, torch.Tensor] = {}
-    trainer.adapter.counts_terms = True
     trainer.adapter.on_count = weights.start_sum if ranks > 1 else None
     try:
         for index, ((micro_batch, _), share) in enumerate(zip(parts, shares, strict=True)):
@@ -42,7 +43,7 @@ def forward_backward_weighted(trainer: Any, parts: list[tuple[Any, int | None]])
             for name, loss in losses.items():
                 total[name] = total[name] + loss.detach() if name in total else loss.detach()
     finally:
-        trainer.adapter.counts_terms, trainer.adapter.on_count = False, None
+        trainer.adapter.on_count = None
     total, num_items = weights.finish(total, trainer.optimizer.param_groups, several=len(parts) > 1)
     if trainer.loss_module is not None and ranks > 1:
         trainer.loss_module.average(ranks)
@@ -63,12 +64,14 @@ class LossWeights:
         batches: the iterator that the batch was read from.
         batch: this rank's batch, and its number of samples, if it is known.
         ranks: number of ranks that average gradients.
+        loss: computes the losses from the model's output; None: the model does.
     """
 
-    def __init__(self, batches: EpochIterator, batch: tuple[Any, int | None], ranks: int) -> None:
+    def __init__(self, batches: EpochIterator, batch: tuple[Any, int | None], ranks: int, loss: Any = None) -> None:
         self._batches = batches
         self._batch = batch
         self._ranks = ranks
+        self._loss = loss
         self._rank_share: float | None = None
         self._counts: list[Any] = []
         self._of_items = False
@@ -83,6 +86,12 @@ class LossWeights:
         """Begin to sum the number of terms of the first micro-batch over ranks, while the model computes them."""
         if self._started is None:
             self._started = comm.start_sum(count)
+
+    def counted(self, forward: Callable[[Any], dict[str, Any]], batch: Any) -> tuple[dict[str, Any], Any]:
+        """Return the losses of a micro-batch, and the number of terms that they are the mean of, for :meth:`apply`."""
+        with Terms():
+            losses = forward(batch)
+        return losses, num_terms(losses, self._loss)
 
     def apply(self, losses: dict[str, Any], share: float = 1.0, terms: Any = None) -> dict[str, torch.Tensor]:
         """Multiply the losses of a micro-batch by its weight.

@@ -181,15 +181,10 @@ class NonFinitePolicy:
         Raises:
             FloatingPointError: weights or buffers are not finite; the message names the first.
         """
-        trained = {name: one for name, one in _named_parameters(trainer).items() if one.requires_grad}
-        weights = {name: _part(one) for name, one in trained.items() if not is_lazy(one)}
-        buffers = {name: _part(one) for name, one in unwrap_model(trainer.model).named_buffers() if not is_lazy(one)}
-        both = [*weights.values(), *buffers.values()]
-        norm = nn.utils.get_total_norm([part for part in both if part.is_floating_point() or part.is_complex()])
-        bad: list[str] = []
-        if not norm.isfinite():  # the norm of finite values can overflow
-            bad = [name for name, part in weights.items() if not part.isfinite().all()]
-            bad += [f"the buffer {name}" for name, part in buffers.items() if part.isnan().any()]
+        parameters, buffers = _named_parameters(trainer).items(), unwrap_model(trainer.model).named_buffers()
+        weights = [(name, one) for name, one in parameters if one.requires_grad and not is_lazy(one)]
+        bad = [name for name, one in weights if not _part(one).isfinite().all()]
+        bad += [f"the buffer {name}" for name, one in buffers if not is_lazy(one) and _part(one).isnan().any()]
         if all_ranks and self._exchanges:
             bad = next(filter(None, comm.all_gather(bad)), [])
         if bad:
@@ -260,16 +255,10 @@ def check_finite(total: Any, values: Mapping[str, Any], iteration: int) -> None:
 
 def _find_in_any(tensors: Iterable[torch.Tensor], found: torch.Tensor) -> torch.Tensor:
     """Set a flag if a tensor of any kind, or this rank's part of it, has a NaN or an infinity; return the flag."""
-    groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    for part in map(_part, tensors):
-        part = torch.view_as_real(part) if part.is_complex() else part
-        if part.is_floating_point():  # a count among the losses is finite
-            groups.setdefault((part.device, part.dtype), []).append(part)
-    for (device, _), parts in groups.items():
-        there = found.to(device)
-        _check_all(parts, there, torch.ones_like(there))
-        found.copy_(there)
-    return found
+    # Integers are finite, and empty tensors have no largest number.
+    parts = [part for part in map(_part, tensors) if part.numel() and (part.is_floating_point() or part.is_complex())]
+    largest = nn.utils.get_total_norm(parts, math.inf)  # unlike a sum of squares, it does not overflow
+    return found.copy_(torch.where(largest.isfinite().to(found.device), found, 1.0))
 
 
 def skip_on_device(optimizers: Iterable[Any], found: torch.Tensor, policy: str = "skip") -> None:

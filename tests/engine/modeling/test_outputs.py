@@ -13,7 +13,7 @@ from hookline.engine import SimpleTrainer
 from hookline.engine.evaluation import Loss, MetricsEvaluator
 from hookline.engine.evaluation.testing import predictor
 from hookline.engine.modeling import ModelAdapter
-from hookline.engine.modeling.outputs import Terms
+from hookline.engine.modeling.outputs import Terms, num_terms
 from hookline.engine.modeling.zoo import CrossEntropyLoss
 
 WEIGHT = torch.tensor([1.0, 9.0, 0.0])
@@ -150,7 +150,8 @@ def test_a_loss_beside_a_compiled_graph_counts_by_its_terms():
         def train_step(self, batch):
             return F.cross_entropy(self(batch[0]), batch[1])
 
-    model, adapter = TrainStep(4, 3), ModelAdapter()
+    model = TrainStep(4, 3)
     model.compile(backend="eager")
-    adapter.counts_terms = True
-    assert adapter.losses(model, (torch.randn(10, 4), LABELS))["num_terms"] == (LABELS >= 0).sum()
+    with Terms():
+        losses = ModelAdapter().losses(model, (torch.randn(10, 4), LABELS))
+    assert num_terms(losses) == (LABELS >= 0).sum()
