@@ -82,12 +82,11 @@ def evaluate_test_sets(
 def evaluate(trainer: Any, test: Callable[[], Mapping[str, Any]], max_batches: int | None = None) -> Mapping[str, Any]:
     """See :meth:`DefaultTrainer.evaluate`."""
     if max_batches is not None:
-        cfg, model = trainer.cfg.thawed(), unwrap_model(trainer.model)
+        cfg = trainer.cfg.thawed()
         settings = cfg.DATALOADER
         settings.LIMIT_TEST_BATCHES = min(settings.LIMIT_TEST_BATCHES or max_batches, max_batches)
         settings.NUM_WORKERS = min(settings.NUM_WORKERS, 1)
-        no_events = evaluation_context(None, max_batches)
-        with rng_of_training(), no_events, trainer.strategy.checking(model):
+        with rng_of_training(), evaluation_context(None, max_batches):
             return results_of(trainer, cfg)
     with scratch_storage(trainer.iter), rng_of_training(), optimizer_in_eval_mode(trainer.optimizer):
         try:

