@@ -6,12 +6,12 @@ with without_collecting():  # before the other imports, which import torch too
     import torch  # noqa: F401
 
 from .. import hooks
-from ..command_line import default_argument_parser
+from ..command_line import config_errors_exit, default_argument_parser
 from ..hooks import *  # noqa: F403 (as detectron2.engine does)
 from .compat.amp_trainer import AMPTrainer
 from .compat.functions import create_ddp_model, default_writers
 from .defaults import DefaultTrainer
-from .launch import DEFAULT_TIMEOUT, config_errors_exit, launch  # not later: the module has the name of the function
+from .launch import DEFAULT_TIMEOUT, launch  # not later: the module has the name of the function
 from .parallel.fsdp import FSDP2
 from .parallel.mesh import Mesh
 from .program.export import export_weights

@@ -1,25 +1,21 @@
-"""Starts the processes of a run, looks at what started this one, and ends a program."""
+"""Starts the processes of a run, and looks at what started this one."""
 
 import os
 import platform
 import re
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import hookline
 
-from ..command_line import handling_signals
 from ..config import CfgNode, ConfigError
 from ..config.errors import error_text
-from ..hooks.builtin.interruption import EXIT_INTERRUPTED, EXIT_RESUMABLE
 from . import comm
 from .parallel.processes import GRACE, ends_without_answer, first_failure, run_local_ranks, run_rank, watch_parent
 
@@ -266,31 +262,3 @@ def check_same_config(cfg: CfgNode, options: Mapping[str, Any]) -> None:
                 f"rank {rank}, on {node}, has another config than rank 0: {'; '.join(found)}. "
                 "Start all machines with the same config, command line and versions"
             )
-
-
-# ---------------------------------------------------------------------- the end of a program
-
-
-@contextmanager
-def config_errors_exit() -> Iterator[None]:
-    """Turn a :class:`ConfigError` into its message and exit code, 2 or in training 1, and Ctrl-C into exit code 130.
-
-    Before and after training, SIGTERM and SIGUSR1 exit with 75 ("start it again"); during training
-    :class:`~hookline.hooks.SignalHandler` handles them. Earlier handlers are restored at the end.
-    """
-    try:
-        with handling_signals(SIGTERM=_start_again, SIGUSR1=_start_again, SIGINT=signal.default_int_handler):
-            yield
-    except ConfigError as error:
-        if not launched_by_torchrun() or os.environ["LOCAL_RANK"] == "0":  # other ranks have the same error
-            print(error_text(error), end="", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise SystemExit(EXIT_INTERRUPTED) from None
-
-
-def _start_again(number: int, frame: FrameType | None) -> NoReturn:
-    name = signal.Signals(number).name
-    os.write(2, f"{name}: saved checkpoints are intact; start again, with --resume if training had begun\n".encode())
-    raise SystemExit(EXIT_RESUMABLE)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...command_line import default_argument_parser
+from ...command_line import config_errors_exit, default_argument_parser
 from ...config import CfgNode, ConfigError, Duration, name_of
 from ...config.yaml_files import pairs_of
 from ...hooks.common import optimizers_of
@@ -17,7 +17,7 @@ from .. import comm
 from ..data.build import NoTrainData, check_same_length
 from ..defaults import DefaultTrainer
 from ..evaluation import format_results, prediction_rows, verify_results, write_predictions
-from ..launch import config_errors_exit, launch
+from ..launch import launch
 from ..options import check_options, merge_options, named_trainer
 from ..parallel.base import build_strategy
 from ..run import begin_run, default_setup

@@ -1,4 +1,4 @@
-"""Command lines, and signals while a script imports torch. Imports nothing that takes time."""
+"""Command lines, and how a program ends by an error or a signal. Imports nothing that takes time."""
 
 import argparse
 import gc
@@ -146,6 +146,34 @@ def without_collecting() -> Iterator[None]:
 
 def _exit(code: int) -> Callable[..., None]:
     return lambda *_: os._exit(code)
+
+
+@contextmanager
+def config_errors_exit() -> Iterator[None]:
+    """Turn a :class:`ConfigError` into its message and exit code, 2 or in training 1, and Ctrl-C into exit code 130.
+
+    Before and after training, SIGTERM and SIGUSR1 exit with 75 ("start it again"); during training
+    :class:`~hookline.hooks.SignalHandler` handles them. Earlier handlers are restored at the end.
+    """
+    from hookline.config.errors import ConfigError, error_text
+
+    try:
+        with handling_signals(SIGTERM=_start_again, SIGUSR1=_start_again, SIGINT=signal.default_int_handler):
+            yield
+    except ConfigError as error:
+        # With torchrun, other ranks have the same error.
+        if "MASTER_ADDR" not in os.environ or os.environ.get("LOCAL_RANK", "0") == "0":
+            print(error_text(error), end="", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def _start_again(number: int, frame: object) -> NoReturn:
+    name = signal.Signals(number).name
+    os.write(2, f"{name}: saved checkpoints are intact; start again, with --resume if training had begun\n".encode())
+    raise SystemExit(75)
 
 
 @contextmanager

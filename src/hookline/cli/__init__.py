@@ -3,9 +3,10 @@
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 import hookline
-from hookline.command_line import slow_imports
+from hookline.command_line import config_errors_exit, slow_imports
 
 from .commands import COMMANDS, parser_of
 
@@ -37,27 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     args = parser_of(words[0]).parse_args(words[1:])
     command = COMMANDS[words[0]]
+    if command.torch:
+        with slow_imports():
+            import_module("hookline.engine")
     try:
-        if command.torch:
-            with slow_imports():
-                from hookline.engine import config_errors_exit
-            with config_errors_exit():
-                code = command.run(args) or 0
-        else:
+        with config_errors_exit():
             code = command.run(args) or 0
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        return code
-    except ValueError as error:
-        from hookline.config.errors import ConfigError, error_text
-
-        if not isinstance(error, ConfigError):
-            raise
-        print(error_text(error), end="", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            return code
     except BrokenPipeError:  # the output is piped into a program that has ended, such as head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it exits
         return 1

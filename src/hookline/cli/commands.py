@@ -16,8 +16,8 @@ from hookline.command_line import PROCESSES, ArgumentParser, add_options
 
 TEMPLATES = Path(__file__).parent / "project"
 
-_Add = Callable[[Any], Any]
 _Run = Callable[[argparse.Namespace], int | None]
+_Argument = tuple[tuple[str, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -25,18 +25,20 @@ class Command:
     """A subcommand.
 
     Attributes:
-        help: what it does. The first line is in the overview.
+        run: runs it, and may return an exit code. Its docstring is the help, whose first line is in the overview.
         example: command lines.
-        add_arguments: adds its arguments to a parser.
-        run: runs it, and may return an exit code.
+        arguments: names of options of all command lines, and what ``add_argument`` takes for others.
         torch: whether it needs torch, which takes seconds to import.
     """
 
-    help: str
-    example: str
-    add_arguments: _Add
     run: _Run
+    example: str
+    arguments: tuple[str | _Argument, ...]
     torch: bool
+
+    @property
+    def help(self) -> str:
+        return cleandoc(self.run.__doc__ or "")
 
 
 COMMANDS: dict[str, Command] = {}
@@ -52,34 +54,30 @@ def parser_of(name: str) -> argparse.ArgumentParser:
         epilog=f"example:\n  {command.example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_arguments(parser)
+    for one in command.arguments:
+        if isinstance(one, str):
+            add_options(parser, one)
+        else:
+            parser.add_argument(*one[0], **one[1])
     forms = {"?": "[{}]", "*": "[{} ...]", "+": "{} ..."}
     positional = [action for action in parser._actions if not action.option_strings]
-    words = [forms.get(str(action.nargs), "{}").format(action.metavar or action.dest) for action in positional]
+    words = [forms.get(str(action.nargs), "{}").format(action.metavar) for action in positional]
     parser.usage = " ".join(["%(prog)s [OPTIONS]", *words])  # short, so that the help fits a screen
     return parser
 
 
-def _command(example: str, *arguments: str | _Add, torch: bool = True) -> Callable[[_Run], _Run]:
-    """Add a function to the commands. ``arguments``: options of every command line by name, and others."""
-
-    def add_arguments(parser: Any) -> None:
-        for one in arguments:
-            if isinstance(one, str):
-                add_options(parser, one)
-            else:
-                one(parser)
+def _command(example: str, *arguments: str | _Argument, torch: bool = True) -> Callable[[_Run], _Run]:
+    """Add a function to the commands."""
 
     def add(run: _Run) -> _Run:
-        name = run.__name__.replace("_", "-")
-        COMMANDS[name] = Command(cleandoc(run.__doc__ or ""), example, add_arguments, run, torch)
+        COMMANDS[run.__name__.replace("_", "-")] = Command(run, example, arguments, torch)
         return run
 
     return add
 
 
-def _arg(*names: str, **options: Any) -> _Add:
-    return lambda parser: parser.add_argument(*names, **options)
+def _arg(*names: str, **options: Any) -> _Argument:
+    return names, options
 
 
 _RUN = _arg("run", metavar="RUN", help="the folder of a run")
