@@ -51,7 +51,9 @@ class EventStorage(MediaStorage):
         self._smoothing_hints: dict[str, bool] = {}
         self._hidden: set[str] = set()  # names that latest() leaves out until they are put again
         self._number = 0  # how often pending values were read; see rows()
-        self._cache: dict[Any, Any] = {}  # what several writers ask for, until values change
+        # What several writers ask for: rows until values change, and a metric's reported value until it has a new one.
+        self._rows: dict[Any, list[Row]] = {}
+        self._reported: dict[str, tuple[Any, float]] = {}
         # How metrics are combined over ranks, by name; see combine(). Until replace() they hold this rank's values.
         self.over_ranks: dict[str, str] = {}
         self.shared_until = self.iter - 1  # the last iteration whose values are combined over ranks
@@ -125,8 +127,12 @@ class EventStorage(MediaStorage):
     def reset(self, prefix: str = "") -> None:
         """Forget all metrics, or those whose name begins with ``prefix``. What was written stays written."""
         for name in self.histories(prefix):
-            del self._buffers[name], self._smoothing_hints[name]
-        self._cache.clear()
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        del self._buffers[name], self._smoothing_hints[name]
+        self._rows.clear()
+        self._reported.pop(name, None)
 
     def latest(self) -> dict[str, tuple[float, int]]:
         """Return the last value of every scalar, and its iteration."""
@@ -140,15 +146,14 @@ class EventStorage(MediaStorage):
 
     def _keep_history(self, names: Iterable[str]) -> None:
         for name in {*self.histories()} - {*names}:
-            del self._buffers[name], self._smoothing_hints[name]
-        self._cache.clear()
+            self._forget(name)
 
     _latest_scalars = property(latest, _keep_latest)
     _history = property(histories, _keep_history)
 
     def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
         """Like :meth:`latest`, but a smoothed scalar is the median of the last ``window_size`` iterations."""
-        return {name: (self._reported(name, window_size), iteration) for name, (_, iteration) in self.latest().items()}
+        return {name: (self._value(name, window_size), iteration) for name, (_, iteration) in self.latest().items()}
 
     def count_samples(self, name: str, window_size: int = 20) -> int:
         """Return how many values of a metric were put in its last ``window_size`` iterations."""
@@ -176,50 +181,53 @@ class EventStorage(MediaStorage):
         """
         self._read_pending()
         key = (type(window_size), window_size, since, first)
-        if key not in self._cache:
+        if key not in self._rows:
             rows: dict[int, dict[str, float]] = {}
             for name, history in self._buffers.items():
                 if not history.has_newer(since):
                     continue
                 if self._smoothing_hints[name]:
-                    rows.setdefault(max(history.latest_iter(), first), {})[name] = self._reported(name, window_size)
+                    rows.setdefault(max(history.latest_iter(), first), {})[name] = self._value(name, window_size)
                     continue
                 for (value, iteration), (_, following) in pairwise([*history.newer(since), (math.nan, -1)]):
                     if following != iteration + 1:
                         rows.setdefault(max(iteration, first), {})[name] = value
-            self._cache[key] = sorted(rows.items())
-        return self._cache[key], self._number
+            self._rows[key] = sorted(rows.items())
+        return self._rows[key], self._number
 
     def to_pandas(self, prefix: str = "") -> Any:
         """Return the kept values of metrics whose name begins with ``prefix`` as a DataFrame, by iteration."""
         return table(self.histories(prefix))
 
-    def _reported(self, name: str, window_size: int) -> float:
+    def _value(self, name: str, window_size: int) -> float:
         """Return the value for writers: the last one, or that over the last ``window_size`` iterations."""
-        key = (name, type(window_size), window_size)
-        if key not in self._cache:
-            history = self._buffers[name]
-            self._cache[key] = history.smoothed(window_size) if self._smoothing_hints[name] else history.latest()
-        return self._cache[key]
+        history, kind = self._buffers[name], (type(window_size), window_size)
+        if not self._smoothing_hints[name]:
+            return history.latest()
+        if name not in self._reported or self._reported[name][0] != kind:
+            self._reported[name] = kind, history.smoothed(window_size)
+        return self._reported[name][1]
 
     def _read_pending(self) -> None:
         """Copy pending values from their devices, in one copy each, and add them to the histories."""
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        self._cache.clear()
+        self._rows.clear()
         self._number += 1
         for name, (values, iters, smoothing_hint) in by_name(pending).items():
             if name not in self._buffers:
                 self._buffers[name] = HistoryBuffer()
             self._buffers[name].extend(values, iters, self._number)
             self._smoothing_hints[name] = smoothing_hint
+            self._reported.pop(name, None)
             self._hidden.discard(name)
 
     def replace(self, name: str, values: Mapping[int, float]) -> None:
         """Replace the latest values of a metric, given by iteration."""
         self.history(name).replace(values)
-        self._cache.clear()
+        self._rows.clear()
+        self._reported.pop(name, None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the kept values, and the images, histograms and texts that writers have not taken yet."""
@@ -241,7 +249,8 @@ class EventStorage(MediaStorage):
                 self._buffers[name].load_state_dict(state)
                 self._smoothing_hints[name] = state_dict["smoothing_hints"][name]
             self._number = self.loaded = int(state_dict["number"])
-            self._cache.clear()
+            self._rows.clear()
+            self._reported.clear()
             self.evaluated = set(state_dict["evaluated"])
             self.load_media(state_dict)
 

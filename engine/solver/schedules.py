@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fvcore.common.param_scheduler import (
+    ConstantParamScheduler,
     CosineParamScheduler,
     ExponentialParamScheduler,
     LinearParamScheduler,
@@ -317,7 +318,7 @@ def WarmupExponentialLR(cfg: CfgNode, decay: float = 0.01) -> ParamScheduler:
 @LR_SCHEDULER_REGISTRY.register()
 def WarmupConstantLR(cfg: CfgNode) -> ParamScheduler:
     """Stays at ``SOLVER.BASE_LR``."""
-    return FunctionSchedule(lambda iteration: 1.0, cfg.SOLVER.MAX_ITER)
+    return ConstantParamScheduler(1.0)
 
 
 LR_SCHEDULER_REGISTRY.register(WarmupConstantLR, name="ConstantLR")

@@ -123,12 +123,12 @@ class LRMultiplier(_TorchScheduler):
         # detectron2's names. Another value during a run changes the schedule from the next step on.
         self._multiplier = multiplier
         self._max_iter = max_iter
-        self._factor = math.nan  # of the rates that were set last
+        self._factor = math.nan  # of the rates that were set last; NaN: not known
         self._last_lr: list[Any] = []
         super().__init__(optimizer, last_epoch=last_iter)
 
     def get_lr(self) -> list[Any]:
-        """Return the learning rate of each group at the current iteration."""
+        """Return the learning rate of each group at the current iteration. A subclass may override it."""
         factor = value_at(self._multiplier, self.last_epoch / self._max_iter)
         return [base_lr * factor for base_lr in self.base_lrs]
 
@@ -137,7 +137,6 @@ class LRMultiplier(_TorchScheduler):
 
         While the schedule's factor does not change, the rates are not set again.
         """
-        self._step_count += 1
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         where, groups = self.last_epoch / self._max_iter, self.optimizer.param_groups
         factor = self._multiplier(where) if where < BEFORE_END else value_at(self._multiplier, where)
@@ -149,9 +148,10 @@ class LRMultiplier(_TorchScheduler):
             if group["lr"] is not last:
                 follow_rates(self)
                 break
-        self._factor, self._last_lr = factor, []
-        for group, base_lr in zip(groups, self.base_lrs, strict=True):
-            rate = base_lr * factor
+        rates = None if type(self).get_lr is LRMultiplier.get_lr else self.get_lr()
+        self._factor, self._last_lr = factor if rates is None else math.nan, []
+        for index, (group, base_lr) in enumerate(zip(groups, self.base_lrs, strict=True)):
+            rate = base_lr * factor if rates is None else rates[index]
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(rate)
             else:
@@ -166,7 +166,7 @@ class LRMultiplier(_TorchScheduler):
         """Restore a position. The optimizer's learning rates are part of the optimizer's state and do not change."""
         self.base_lrs = list(state_dict["base_lrs"])
         self.last_epoch = state_dict["last_epoch"]
-        self._factor = value_at(self._multiplier, self.last_epoch / self._max_iter)
+        self._factor = math.nan
         self._last_lr = list(state_dict.get("last_lr") or self.get_lr())  # what follow_rates() compares with
 
 

@@ -48,8 +48,8 @@ class ProgressBar(HookBase):
 
     def on_registered(self) -> None:
         if self.trainer.comm.is_main_process() and (in_notebook() or _is_terminal()):
-            # Set on the instance, so that other steps take no time.
-            self.after_step = self._advance  # type: ignore[method-assign]
+            # Set on the instance, so that steps and rows take no time elsewhere.
+            self.after_step, self.after_write = self._advance, self._show  # type: ignore[method-assign]
 
     def before_train(self) -> None:
         if "after_step" not in self.__dict__ or ProgressBar._shown is not None:
@@ -108,7 +108,7 @@ class ProgressBar(HookBase):
         else:
             self._table.update(table)
 
-    def after_write(self, metrics: Mapping[str, float]) -> None:
+    def _show(self, metrics: Mapping[str, float]) -> None:
         if self._bar is None:
             return
         metrics, storage = {**self._metrics, **metrics}, self.trainer.storage

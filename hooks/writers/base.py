@@ -267,22 +267,22 @@ class CommonMetricPrinter(EventWriter):
 
     def write(self) -> None:
         storage = get_event_storage()
+        latest = storage.latest_with_smoothing_hint(self._window_size)
         # The iteration of the latest metric: after the last step storage.iter is one more.
-        reached = {name: it for name, (_, it) in storage.latest().items() if it >= self._start_iter}
-        others = (it for name, it in reached.items() if it <= storage.iter and name not in storage.evaluated)
-        iteration = max(others, default=storage.iter)
-        if iteration <= (self._start_iter - 1 if self._last_write is None else self._last_write[0]):
+        iteration, reported = storage.iter, self._start_iter - 1 if self._last_write is None else self._last_write[0]
+        steps = [it for name, (_, it) in latest.items() if it <= iteration and name not in storage.evaluated]
+        iteration = max((it for it in steps if it >= self._start_iter), default=iteration)
+        if iteration <= reported:
             return  # no progress to report
         ended = iteration == self._max_iter  # the rest was put after the last step
-        eta, first = ("", iteration) if ended else (self._get_eta(storage), self._start_iter)
-        latest = storage.latest_with_smoothing_hint(self._window_size)
+        first = iteration if ended else self._start_iter
         metrics = {name: value for name, (value, it) in latest.items() if it >= first}
         shown = metrics_to_show(metrics, storage)
         if ended and not shown:
             return
-        length = "" if self._max_iter is None else f"/{self._max_iter}"
+        eta = "" if ended else self._get_eta(storage)
         parts = [f"eta: {eta}"] if eta else []
-        parts.append(f"iter: {iteration}{length}")
+        parts.append(f"iter: {iteration}" if self._max_iter is None else f"iter: {iteration}/{self._max_iter}")
         names = sorted(shown, key=lambda name: "loss" not in name)
         parts += [f"{name}: {format_number(shown[name])}" for name in names if name != "lr"]
         parts += [f"{name}: {format_seconds(metrics[name])}" for name in ("time", "data_time") if name in metrics]

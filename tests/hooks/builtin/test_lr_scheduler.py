@@ -6,6 +6,7 @@ from small_runs import Net
 from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer
 from hookline.engine.checkpoint import Checkpointer
+from hookline.engine.solver import LRMultiplier
 from hookline.hooks import CallbackHook, EvalHook, HookBase, LRScheduler, PeriodicCheckpointer
 
 SCHEDULERS = torch.optim.lr_scheduler
@@ -26,6 +27,16 @@ class Rates(HookBase):
 
     def before_optimizer_step(self):
         self.used.append(self.trainer.optimizer.param_groups[0]["lr"])
+
+
+class Capped(LRMultiplier):
+    """A schedule whose rates are computed by its own ``get_lr()``."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer, LinearParamScheduler(1.0, 0.3), 7)
+
+    def get_lr(self):
+        return [max(rate, 0.75) for rate in super().get_lr()]
 
 
 class TimmLike:
@@ -62,6 +73,7 @@ KINDS = {
         [1, 1, 1, 0.5, 0.5, 0.5, 0.25],
     ),
     "fvcore": (lambda opt: LinearParamScheduler(1.0, 0.3), {}, [1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4]),
+    "own get_lr": (Capped, {}, [1, 0.9, 0.8, 0.75, 0.75, 0.75, 0.75]),
     "timm by epochs": (lambda opt: TimmLike(opt, True), {}, [1, 1, 1, 1 / 2, 1 / 2, 1 / 2, 1 / 3]),
     "timm by updates": (lambda opt: TimmLike(opt, False), {}, [1, 1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6, 1 / 7]),
 }
