@@ -22,8 +22,8 @@ from .batches import COLLATE_REGISTRY, trivial_batch_collator
 from .datasets import TEST_KEY, TRAIN_KEY, ArrayDataset, AspectRatioGroupedDataset, MapDataset, get_dataset
 from .loader import LimitedLoader, SeededLoader
 from .mixing import MixedSampler, TokenBatchSampler
-from .samplers import SAMPLER_REGISTRY, InferenceSampler, TrainingSampler, seeded_generator
-from .seeding import is_deterministic, own_collate_fn
+from .samplers import SAMPLER_REGISTRY, InferenceSampler, TrainingSampler
+from .seeding import own_collate_fn
 from .stream import ShardedIterable, SplitLoader, StreamLoader
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,13 @@ def build_train_loader(cfg: CfgNode) -> Any:
         loader = _stream(dataset, settings.BATCH_SIZE, seed=seed, **options)
     else:
         batches = functools.partial(_train_batches, cfg, dataset, parts, seed)
-        loader = _loader(dataset, batches(), seed=seed, make_batches=batches, **_options(cfg, dataset))
+        options = {"batch_sampler": batches(), "make_batches": batches, **_options(cfg, dataset)}
+        loader = SeededLoader(dataset, seed=seed, **options)
+        if loader.persistent_workers and hasattr(dataset, "set_epoch"):
+            logger.warning(
+                "DATALOADER.PERSISTENT_WORKERS: the workers keep their copy of %s, which set_epoch() does not reach",
+                type(dataset).__name__,
+            )
     limit = settings.LIMIT_TRAIN_BATCHES
     return LimitedLoader(loader, limit) if limit else loader
 
@@ -188,7 +194,7 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> Any:
     else:
         size = min(len(dataset), limit * total) if limit else len(dataset)
         batches = BatchSampler(InferenceSampler(size), batch_size, drop_last=False)
-        return _loader(dataset, batches, seed=seed, **_options(cfg, dataset))
+        return SeededLoader(dataset, seed=seed, batch_sampler=batches, **_options(cfg, dataset))
     return LimitedLoader(loader, limit) if limit else loader
 
 
@@ -285,9 +291,9 @@ def build_batch_data_loader(
         if isinstance(dataset, IterableDataset):
             return _stream(dataset, size, drop_last=drop_last, **options)
         if splits_itself and sampler is not None:
-            return _loader(dataset, BatchSampler(sampler, size // world_size, drop_last), **options)
+            return SeededLoader(dataset, batch_sampler=BatchSampler(sampler, size // world_size, drop_last), **options)
         in_ranks = GlobalBatchSampler(sampler, size, drop_last, seed=own_seed, seeds_own=seed is not None)
-        return _loader(dataset, in_ranks, **options)
+        return SeededLoader(dataset, batch_sampler=in_ranks, **options)
 
     if not aspect_ratio_grouping:
         return batches(total_batch_size, drop_last)
@@ -333,7 +339,7 @@ def _options(cfg: CfgNode, dataset: Any) -> dict[str, Any]:
         "num_workers": settings.NUM_WORKERS,
         "pin_memory": resolve_device(cfg.MODEL.DEVICE).type == "cuda" if pin == "auto" else pin,
         "prefetch_factor": (settings.PREFETCH_FACTOR or None) if settings.NUM_WORKERS else None,
-        "persistent_workers": settings.PERSISTENT_WORKERS,
+        "persistent_workers": settings.PERSISTENT_WORKERS and settings.NUM_WORKERS > 0,
         "collate_fn": build_collate_fn(cfg, dataset),
     }
 
@@ -372,26 +378,12 @@ def _collate_rows(collate: Callable[[list[Any]], Any], batch: tuple[torch.Tensor
     return collate(list(zip(*batch, strict=True)))
 
 
-def _loader(dataset: Any, batches: Any, *, seed: int, **options: Any) -> DataLoader[Any]:
-    still = is_deterministic(dataset, options["collate_fn"])
-    options["persistent_workers"] = options.get("persistent_workers", False) and options["num_workers"] > 0
-    # With a generator of its own, a loader does not draw from the global one when it is built or restarted.
-    options["generator"] = seeded_generator(seed, comm.get_data_rank())
-    if options["persistent_workers"] and hasattr(dataset, "set_epoch"):
-        logger.warning(
-            "DATALOADER.PERSISTENT_WORKERS: the workers keep their copy of %s, which set_epoch() does not reach",
-            type(dataset).__name__,
-        )
-    return SeededLoader(dataset, seed=None if still else seed, batch_sampler=batches, **options)
-
-
 def _stream(
     dataset: IterableDataset[Any], batch_size: int, *, seed: int, keep_rest: bool = False, **options: Any
 ) -> DataLoader[Any]:
-    options.pop("persistent_workers", None)  # they would not see the epoch of the next pass
+    options["persistent_workers"] = False  # they would not see the epoch of the next pass
     readers = comm.get_data_size() * max(1, options["num_workers"])
     if isinstance(dataset, ShardedIterable) or readers == 1:
-        options["generator"] = seeded_generator(seed, comm.get_data_rank())
         return StreamLoader(dataset, batch_size, seed=seed, keep_rest=keep_rest, **options)
     name = type(dataset).__name__
     if not getattr(dataset, "shares_itself_out", False):

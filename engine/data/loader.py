@@ -21,10 +21,19 @@ from ...config import ConfigError
 from ...config.errors import MismatchError
 from ...hooks.builtin.interruption import STOP_SIGNALS
 from ...hooks.common import convert, length_of
+from .. import comm
 from .batch_sampler import PlacedBatch
 from .batches import cut, present
 from .datasets import MapDataset
-from .seeding import COLLATE, SAMPLE, generators_for_reading, seed_generators, stream_key
+from .seeding import (
+    COLLATE,
+    SAMPLE,
+    generators_for_reading,
+    is_deterministic,
+    seed_generators,
+    seeded_generator,
+    stream_key,
+)
 
 _NOTE = "while reading "
 # Errors of a whole batch list so many samples, at most.
@@ -38,21 +47,33 @@ _killer = 0
 
 
 class WorkerLoader(DataLoader[Any]):
-    """A DataLoader whose workers ignore signals: the training process decides when they end.
+    """A DataLoader with a seed, whose workers ignore signals: the training process decides when they end.
 
     Schedulers and terminals send signals to all processes of a job. If a worker ended, the step that is being finished
     would fail. Until ``worker_init_fn`` runs, a signal would end a worker, so workers start with the signals blocked.
+
+    Args:
+        dataset: any.
+        seed: seed of the run, the same on all ranks. None: 0.
+        **options: as for DataLoader. With the generator, by default one of seed and rank, a loader does not draw from
+            the global one when it starts.
     """
 
-    def __iter__(self) -> Any:
+    def __init__(self, dataset: Any, *, seed: int | None, **options: Any) -> None:
+        if options.get("generator") is None:
+            options["generator"] = seeded_generator(seed or 0, comm.get_data_rank())
+        super().__init__(dataset, **options)
+        self.seed = seed
+
+    def _get_iterator(self) -> Any:
         global _killer
-        if not self.num_workers or getattr(self, "_iterator", None) is not None:  # persistent workers are running
-            return super().__iter__()
+        if not self.num_workers:
+            return super()._get_iterator()
         can_block = hasattr(signal, "pthread_sigmask")  # not on Windows
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS) if can_block else []
         try:
             with swapped(self, worker_init_fn=partial(_begin_worker, self.worker_init_fn)):
-                batches: Any = super().__iter__()
+                batches: Any = super()._get_iterator()
         finally:
             if can_block:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -125,6 +146,9 @@ class SeededLoader(WorkerLoader):
         seed: seed of the run, the same on all ranks. None: reading draws no random numbers.
         make_batches: makes the batch sampler again when the length of the data set has changed.
         **options: as for DataLoader.
+
+    Attributes:
+        seed: None also if the data set is known to be deterministic.
     """
 
     def __init__(
@@ -135,8 +159,9 @@ class SeededLoader(WorkerLoader):
         make_batches: Callable[[], Any] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(dataset, **options)
-        self.seed = seed
+        super().__init__(dataset, seed=seed, **options)
+        if is_deterministic(dataset, self.collate_fn):
+            self.seed = None
         self._make_batches = make_batches
         self._size = length_of(dataset)
 
@@ -157,9 +182,10 @@ class SeededLoader(WorkerLoader):
         self._size = size
         self.__dict__["batch_sampler"] = self._make_batches()  # DataLoader's __setattr__ refuses it
 
-    def __iter__(self) -> Any:
-        with swapped(self, dataset=_reader_for(self, self.collate_fn), collate_fn=identity):
-            return super().__iter__()
+    def _get_iterator(self) -> Any:
+        reader = _BatchReader(self.dataset, self.collate_fn, self.seed)
+        with swapped(self, dataset=reader, collate_fn=identity):
+            return super()._get_iterator()
 
 
 class Collated(list[tuple[Any, int | None]]):
@@ -194,16 +220,22 @@ def identity(batch: Any) -> Any:
 
 
 class _BatchReader(Dataset[Any]):
-    """Reads and collates whole batches of a data set.
+    """Reads and collates whole batches of a data set, seeded as :class:`SeededLoader` says.
+
+    Seeding all generators takes longer than reading a small sample, and most data sets draw from one or none. So only
+    torch's is always seeded. The first batch that draws from Python's or NumPy's is read again, with that one seeded.
 
     Args:
         dataset: map-style.
         collate: makes a batch of a list of samples, or :class:`Collate`.
+        seed: seed of the run; None: nothing is seeded.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any], seed: int | None) -> None:
         self._dataset = dataset
         self._collate = collate
+        self._seed = seed
+        self._drawn: set[str] = set()
         # A Subset reads whole batches only if its data set does.
         owner = dataset
         while isinstance(owner, Subset) and type(owner).__getitems__ is Subset.__getitems__:
@@ -217,6 +249,17 @@ class _BatchReader(Dataset[Any]):
             MismatchError: the samples do not make a batch, without a collate function of one's own.
             Exception: of the data set or the collate function, with a note that names the samples.
         """
+        if self._seed is None:
+            return self._make(indices)
+        while True:
+            with generators_for_reading() as drawn_from:
+                batch = self._make(indices)
+                drawn = drawn_from()
+            if drawn <= self._drawn:
+                return batch
+            self._drawn |= drawn
+
+    def _make(self, indices: Sequence[int]) -> Any:
         samples, collate = None, self._collate
         try:
             samples = self._samples(indices)
@@ -234,38 +277,8 @@ class _BatchReader(Dataset[Any]):
             raise clear from error
 
     def _samples(self, indices: Sequence[int]) -> Any:
-        return list(map(self._sample, indices)) if self._fetch is None else self._fetch(indices)
-
-    def _sample(self, index: int) -> Any:
-        try:
-            return self._dataset[index]
-        except Exception as error:
-            note_sample(error, f"sample {index} of {type(self._dataset).__name__}")
-            raise
-
-
-class _SeededReader(_BatchReader):
-    """Seeds the generators before each sample and each batch, as :class:`SeededLoader` says.
-
-    Seeding all generators takes longer than reading a small sample, and most data sets draw from one or none. So only
-    torch's is always seeded. The first batch that draws from Python's or NumPy's is read again, with that one seeded.
-    """
-
-    def __init__(self, seed: int, *args: Any) -> None:
-        super().__init__(*args)
-        self._seed = seed
-        self._drawn: set[str] = set()
-
-    def __getitems__(self, indices: Sequence[int]) -> Any:
-        while True:
-            with generators_for_reading() as drawn_from:
-                batch = super().__getitems__(indices)
-                drawn = drawn_from()
-            if drawn <= self._drawn:
-                return batch
-            self._drawn |= drawn
-
-    def _samples(self, indices: Sequence[int]) -> Any:
+        if self._seed is None:
+            return list(map(self._sample, indices)) if self._fetch is None else self._fetch(indices)
         epoch, places = (indices.epoch, indices.places) if isinstance(indices, PlacedBatch) else (0, indices)
         key = stream_key(self._seed, epoch, SAMPLE)
         if self._fetch is not None:
@@ -279,10 +292,12 @@ class _SeededReader(_BatchReader):
         seed_generators(stream_key(self._seed, epoch, COLLATE), places[0], self._drawn)
         return samples
 
-
-def _reader_for(loader: Any, collate: Callable[[Any], Any]) -> _BatchReader:
-    seed = getattr(loader, "seed", None)
-    return _BatchReader(loader.dataset, collate) if seed is None else _SeededReader(seed, loader.dataset, collate)
+    def _sample(self, index: int) -> Any:
+        try:
+            return self._dataset[index]
+        except Exception as error:
+            note_sample(error, f"sample {index} of {type(self._dataset).__name__}")
+            raise
 
 
 def note_sample(error: Exception, name: str) -> None:
@@ -313,7 +328,8 @@ def iterate(loader: Any, parts: int = 1) -> Iterator[Any]:
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         if loader.batch_sampler is None:  # the samples are batches already
             return map(loader.collate_fn, map(loader.dataset.__getitem__, indices))
-        return map(_reader_for(loader, Collate(loader.collate_fn, parts)).__getitems__, indices)
+        seed = loader.seed if isinstance(loader, SeededLoader) else None
+        return map(_BatchReader(loader.dataset, Collate(loader.collate_fn, parts), seed).__getitems__, indices)
     if not collates(loader):
         return iter(loader)
     collate = Collate(loader.collate_fn, parts)

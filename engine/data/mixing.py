@@ -13,7 +13,8 @@ from ...config import ConfigError
 from ...config.components import errors_at
 from ...config.registry import locate
 from .batch_sampler import GlobalBatchSampler
-from .samplers import SAMPLER_REGISTRY, EpochSampler, seeded_generator
+from .samplers import SAMPLER_REGISTRY, EpochSampler
+from .seeding import seeded_generator
 
 _ARGS = "DATALOADER.SAMPLER_ARGS"
 

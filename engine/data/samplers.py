@@ -20,6 +20,7 @@ from torch.utils.data import BatchSampler, Sampler
 
 from ...config import ConfigError, Registry
 from .. import comm
+from .seeding import seeded_generator
 
 SAMPLER_REGISTRY = Registry("SAMPLER", Iterable)
 """Samplers for ``DATALOADER.SAMPLER_TRAIN``. They receive ``size`` and ``seed`` if they name them, and yield the
@@ -335,12 +336,6 @@ def _categories(sample: Any) -> set[int]:
 
 def _order(size: int, shuffle: bool, seeds: tuple[int, ...]) -> torch.Tensor:
     return torch.randperm(size, generator=seeded_generator(*seeds)) if shuffle else torch.arange(size)
-
-
-def seeded_generator(*seeds: int) -> torch.Generator:
-    """A CPU generator seeded by all the numbers (not by their sum)."""
-    state = np.random.SeedSequence(seeds).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(state >> 1))
 
 
 def _as_ints(indices: torch.Tensor) -> Iterator[int]:

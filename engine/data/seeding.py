@@ -32,6 +32,12 @@ def stream_key(*numbers: int) -> int:
     return key
 
 
+def seeded_generator(*seeds: int) -> torch.Generator:
+    """A CPU generator seeded by all the numbers (not by their sum)."""
+    state = np.random.SeedSequence(seeds).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(state >> 1))
+
+
 def seed_generators(key: int, place: int, drawn: Container[str] = ("python", "numpy")) -> None:
     """Seed the global CPU generators of python, numpy and torch for one position of a stream.
 
@@ -74,8 +80,7 @@ def generators_for_reading() -> Iterator[Callable[[], set[str]]]:
     finally:
         _NUMPY.set_bit_generator(numpy)
         torch.default_generator.set_state(cpu)
-        if random.getstate() != python:
-            random.setstate(python)
+        random.setstate(python)
 
 
 def _mix(x: int) -> int:

@@ -13,7 +13,6 @@ from itertools import count, islice
 from operator import itemgetter
 from typing import Any
 
-import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from ...config import ConfigError
@@ -24,8 +23,6 @@ from .loader import Collate, WorkerLoader, identity, note_sample, swapped
 from .seeding import COLLATE, SAMPLE, TRANSFORM, is_deterministic, seed_generators, stream_key
 
 logger = logging.getLogger(__name__)
-
-_STARTS_AGAIN = "%s is read by another number of ranks or workers than before: its epoch starts again"
 
 
 class ShardedIterable(IterableDataset[Any]):
@@ -57,7 +54,44 @@ class ShardedIterable(IterableDataset[Any]):
             yield sample if self.transform is None else self.transform(sample)
 
 
-class SplitLoader(WorkerLoader):
+class PositionedLoader(WorkerLoader):
+    """A loader with a position that can be saved.
+
+    Attributes:
+        epoch: of the next ``iter()``.
+        beginning: the entries of the position at the beginning of an epoch.
+    """
+
+    epoch = 0
+    beginning: dict[str, Any]
+    _position: dict[str, Any] | None = None  # after the last batch
+    _start: dict[str, Any] | None = None  # of the next pass, if it was loaded
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next ``iter()``; it is passed to the data set if that has ``set_epoch``."""
+        self.epoch = epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the last batch returned."""
+        return self._start or self._position or {"epoch": self.epoch, **self.beginning}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Start the next ``iter()`` at a saved position, if it is of the same epoch and read in the same way."""
+        self._start = state
+
+    def _begin(self, name: str) -> dict[str, Any]:
+        """Return the position to start at."""
+        start, self._start = self._start, None
+        self._position = {"epoch": self.epoch, **self.beginning}
+        if start is not None and start["epoch"] == self.epoch:
+            if all(start.get(key) == self.beginning.get(key) for key in ("ranks", "workers")):
+                self._position = start
+            else:
+                logger.warning("%s is read by another number of ranks or workers: its epoch starts again", name)
+        return self._position
+
+
+class SplitLoader(PositionedLoader):
     """Batches of an iterable data set that splits itself between ranks and workers.
 
     Each worker makes batches of its part. A resume reads the batches before its position again, and discards them. It
@@ -78,29 +112,18 @@ class SplitLoader(WorkerLoader):
                 f"DATALOADER.BATCH_SIZE: is {batch_size}, and {type(dataset).__name__} splits itself between {ranks} "
                 "ranks: use a multiple of their number"
             )
-        self._generator = torch.Generator()
-        super().__init__(dataset, batch_size // ranks, generator=self._generator, **options)
-        self._seed = seed
-        self._position = {"epoch": 0, "batches": 0, "ranks": ranks, "workers": self.num_workers}
-        self._start: dict[str, int] | None = None  # of the next pass
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next ``iter()``."""
-        self._position = {**self._position, "epoch": epoch, "batches": 0}
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(epoch)
+        super().__init__(dataset, seed=seed, batch_size=batch_size // ranks, **options)
+        self.beginning = {"batches": 0, "ranks": ranks, "workers": self.num_workers}
 
     def __iter__(self) -> Any:
-        start, self._start = self._start, None
-        known, name = 0, type(self.dataset).__name__
-        if start is not None and start["epoch"] == self._position["epoch"]:
-            if start | {"batches": 0} == self._position:
-                known = start["batches"]
-                logger.warning("To resume, %d batches of %s are read and discarded", known, name)
-            else:
-                logger.warning(_STARTS_AGAIN, name)
-        key = stream_key(self._seed, self._position["epoch"], comm.get_data_rank())
-        self._generator.manual_seed(key >> 1)  # seeds the workers
+        name = type(self.dataset).__name__
+        known = self._begin(name)["batches"]
+        if known:
+            logger.warning("To resume, %d batches of %s are read and discarded", known, name)
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(self.epoch)
+        key = stream_key(self.seed, self.epoch, comm.get_data_rank())
+        self.generator.manual_seed(key >> 1)  # seeds the workers
         with self._seeded(key, 0):
             return self._follow(super().__iter__(), known, key)
 
@@ -121,23 +144,15 @@ class SplitLoader(WorkerLoader):
             if batch is self:
                 return
             if number > known:
-                self._position = {**self._position, "batches": number}
+                self._position = {"epoch": self.epoch, **self.beginning, "batches": number}
                 yield batch
-
-    def state_dict(self) -> dict[str, int]:
-        """The position after the last batch returned, on this rank."""
-        return self._start or self._position
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Start the next ``iter()`` at a saved position, if it is of the same epoch."""
-        self._start = state
 
     def __len__(self) -> int:
         raise TypeError("the number of batches is unknown: the data set splits itself between ranks and workers")
 
 
-class StreamLoader(WorkerLoader):
-    """Batches of one stream, with a position that can be saved.
+class StreamLoader(PositionedLoader):
+    """Batches of one stream, with a position that can be saved: epoch, samples over all ranks, and the source's state.
 
     Args:
         dataset: a :class:`ShardedIterable`; or another iterable, which then is its source.
@@ -151,6 +166,8 @@ class StreamLoader(WorkerLoader):
         world_size: number of ranks. Default: the number of data ranks.
         **options: as for DataLoader.
     """
+
+    beginning = {"samples": 0, "source": None}
 
     def __init__(
         self,
@@ -166,51 +183,27 @@ class StreamLoader(WorkerLoader):
         **options: Any,
     ) -> None:
         stream = dataset if isinstance(dataset, ShardedIterable) else ShardedIterable(dataset)
-        super().__init__(stream, batch_size=None, collate_fn=collate_fn or default_collate, **options)
+        super().__init__(stream, seed=seed, batch_size=None, collate_fn=collate_fn or default_collate, **options)
         rank = comm.get_data_rank() if rank is None else rank
         ranks = comm.get_data_size() if world_size is None else world_size
         if batch_size < ranks:
             raise ConfigError(f"DATALOADER.BATCH_SIZE is {batch_size}, fewer than one sample for each of {ranks} ranks")
         min_size = batch_size if drop_last else 1 if keep_rest else ranks
         self._batches = _BatchStream(stream, self.collate_fn, seed, batch_size, min_size, rank, ranks)
-        self._epoch = 0
-        self._start: dict[str, Any] | None = None  # of the next pass
-        self._position = self._beginning()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next ``iter()``; passed to the data set if it has ``set_epoch``."""
-        self._epoch = epoch
 
     def __iter__(self) -> Any:
-        start, self._start = self._start, None
-        source = self._batches.source
-        if start is not None and "samples" not in start:
-            logger.warning(_STARTS_AGAIN, type(source).__name__)
-            start = None
-        if start is None or start["epoch"] != self._epoch:
-            start = self._beginning()
+        name = type(self._batches.source).__name__
+        start = self._begin(name)
         if start["samples"] and start["source"] is None:
-            name, number = type(source).__name__, start["samples"]
-            logger.warning("%s has no state_dict(): to resume, %d samples are read and discarded", name, number)
-        self._position = start
+            logger.warning(
+                "%s has no state_dict(): to resume, %d samples are read and discarded", name, start["samples"]
+            )
         with swapped(self, dataset=replace(self._batches, start=start, collate=self.collate_fn), collate_fn=identity):
-            batches = super().__iter__()
-        return self._follow(batches)
+            return self._follow(super().__iter__())
 
     def _follow(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch, self._position in batches:
             yield batch
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position after the last batch returned: epoch, samples over all ranks, and the source's state."""
-        return self._start or self._position
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Start the next ``iter()`` at a saved position, if it is of the same epoch."""
-        self._start = state
-
-    def _beginning(self) -> dict[str, Any]:
-        return {"epoch": self._epoch, "samples": 0, "source": None}
 
     def __len__(self) -> int:
         """Batches per pass. A TypeError if the source has no length."""
