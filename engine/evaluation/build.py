@@ -20,7 +20,7 @@ from ..data.batches import batch_size_of
 from ..modeling.adapters import ModelAdapter
 from ..modeling.clear_errors import describe, raise_clearer
 from ..modeling.outputs import predictions_of
-from .evaluator import DatasetEvaluator
+from .evaluator import Batch, DatasetEvaluator, Outputs, Results
 from .metrics import METRIC_REGISTRY, FunctionMetric, Loss, Metric, whole_states
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class MetricsEvaluator(DatasetEvaluator):
         self,
         dataset_name: str,
         metrics: Mapping[str, Metric],
-        targets_of: Callable[[Any], Any] | None = None,
+        targets_of: Callable[[Batch], object] | None = None,
     ) -> None:
         self.dataset_name = dataset_name
         self.metrics = dict(metrics)
@@ -66,18 +66,18 @@ class MetricsEvaluator(DatasetEvaluator):
             generating += getattr(metric, "generates", False)
         self.needs_losses = own_losses > 0
         """Whether ``losses`` must be set before each batch is processed."""
-        self.losses: Mapping[str, Any] = {}
+        self.losses: Mapping[str, torch.Tensor] = {}
         """The losses that the model computed for the batch."""
         self.generates = generating > 0
         """Whether ``generated`` must be set before each batch is processed: what ``model.generate()`` returned."""
         self.needs_outputs = own_losses + generating < len(metrics)
-        self.generated: Any = None
+        self.generated: Outputs = None
 
     def reset(self) -> None:
         for metric in self.metrics.values():
             metric.reset()
 
-    def process(self, inputs: Any, outputs: Any) -> None:
+    def process(self, inputs: Batch, outputs: Outputs) -> None:
         targets, forward = None, predictions_of(outputs)
         if self.needs_outputs or self.generates:  # otherwise the batch may have no targets
             targets = self._targets_of(inputs)
@@ -109,14 +109,14 @@ class MetricsEvaluator(DatasetEvaluator):
                 )
                 raise
 
-    def evaluate(self) -> dict[str, dict[str, Any]]:
+    def evaluate(self) -> Results:
         """``{dataset_name: {metric: value}}``, the same on every rank.
 
         Raises:
             ConfigError: two metrics have a result of the same name.
             TypeError: a metric's result is not a number, or numbers by name.
         """
-        results: dict[str, Any] = {}
+        results: Results = {}
         for name, metric in self.metrics.items():
             try:
                 with whole_states(metric):
@@ -137,7 +137,7 @@ class MetricsEvaluator(DatasetEvaluator):
 
 
 def build_evaluator(
-    cfg: CfgNode, dataset_name: str, targets_of: Callable[[Any], Any] | None = None
+    cfg: CfgNode, dataset_name: str, targets_of: Callable[[Batch], object] | None = None
 ) -> DatasetEvaluator:
     """Build the evaluator of ``cfg.TEST.EVALUATOR`` for one test set.
 
@@ -190,9 +190,6 @@ def check_evaluation(cfg: CfgNode) -> None:
     Raises:
         ConfigError: the first problem found.
     """
-    for name in cfg.TEST.PREDICTIONS_COLUMNS:
-        if not isinstance(name, str) or not name:
-            raise ConfigError(f"TEST.PREDICTIONS_COLUMNS: {name!r} is not the name of a column")
     EVALUATOR_KEY.check(cfg)
     asks = EVALUATOR_KEY.name(cfg) != "MetricsEvaluator"  # others may have the attribute
     for name, args, key in METRICS_KEY.entries(cfg):
@@ -236,7 +233,7 @@ def _returns_a_number(metric: Metric) -> bool:
     return str(getattr(annotation, "__name__", annotation)).rpartition(".")[2] in ("Tensor", "float", "int")
 
 
-def _metric_function(name: str, args: Mapping[str, Any], key: str) -> Callable[..., Any] | None:
+def _metric_function(name: str, args: Mapping[str, object], key: str) -> Callable[..., Any] | None:
     """Return the function if a component is one of predictions and targets, with its arguments checked."""
     function: Callable[..., Any] = METRIC_REGISTRY.get(name, name_key(key))
     if not is_function_of_two(function, args):

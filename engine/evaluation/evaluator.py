@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, islice, repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,7 +19,20 @@ from .. import comm
 from ..data.build import NoTrainData
 from ..data.loader import move_to_device, whole_pass
 
+if TYPE_CHECKING:
+    from ..defaults import DefaultTrainer
+    from ..simple_trainer import SimpleTrainer
+
 logger = logging.getLogger(__name__)
+
+Batch = Any
+"""A batch of a loader: a tensor, or tensors in a tuple, dict or dataclass."""
+Outputs = Any
+"""What a model predicts for a batch: a tensor, or tensors in a tuple, dict or dataclass."""
+Results = dict[str, Any]
+"""Metrics by test set or task, ``{"digits_test": {"accuracy": 0.99}}``."""
+Predict = Callable[[Any, Batch], Outputs]
+"""Predicts a batch with a model."""
 
 
 class DatasetEvaluator:
@@ -38,7 +51,7 @@ class DatasetEvaluator:
     def reset(self) -> None:
         """Clear the state; called before the first batch."""
 
-    def process(self, inputs: Any, outputs: Any) -> None:
+    def process(self, inputs: Batch, outputs: Outputs) -> None:
         """Process one batch.
 
         Args:
@@ -46,7 +59,7 @@ class DatasetEvaluator:
             outputs: the model's predictions for it.
         """
 
-    def evaluate(self) -> dict[str, Any] | None:
+    def evaluate(self) -> Results | None:
         """Compute the results over all batches and ranks.
 
         Returns:
@@ -68,12 +81,12 @@ class DatasetEvaluators(DatasetEvaluator):
         for evaluator in self._evaluators:
             evaluator.reset()
 
-    def process(self, inputs: Any, outputs: Any) -> None:
+    def process(self, inputs: Batch, outputs: Outputs) -> None:
         for evaluator in self._evaluators:
             evaluator.process(inputs, outputs)
 
-    def evaluate(self) -> dict[str, Any]:
-        results: dict[str, Any] = {}
+    def evaluate(self) -> Results:
+        results: Results = {}
         for evaluator in self._evaluators:
             part = evaluator.evaluate() or {}
             if shared := results.keys() & part.keys():
@@ -83,16 +96,16 @@ class DatasetEvaluators(DatasetEvaluator):
 
 
 def inference_on_dataset(
-    model: nn.Module | Callable[[Any], Any],
-    data_loader: Iterable[Any],
+    model: nn.Module | Callable[[Batch], Outputs],
+    data_loader: Iterable[Batch],
     evaluator: DatasetEvaluator | Sequence[DatasetEvaluator] | None,
     callbacks: Mapping[str, Callable[[], None]] | None = None,
     *,
-    predict: Callable[[Any, Any], Any] | None = None,
+    predict: Predict | None = None,
     device: torch.device | str | None = None,
     name: str = "",
     progress_bar: bool = True,
-) -> dict[str, Any]:
+) -> Results:
     """Run a model over all batches of a loader and evaluate its predictions.
 
     The model is in eval mode. Afterwards every submodule is in its previous mode.
@@ -123,7 +136,7 @@ def inference_on_dataset(
     # Not inference_mode: tensors that outlive it (a metric's sums, a module's cache) could not be used in training.
     with inference_context(model), torch.no_grad(), scratch_storage():
         callbacks.get("on_start", _nothing)()
-        own: Iterable[Any] = islice(whole_pass(data_loader), max_batches)
+        own: Iterable[tuple[Batch, int | None]] = islice(whole_pass(data_loader), max_batches)
         if comm.is_main_process():
             total = length_of(data_loader)
             if max_batches is not None:
@@ -152,11 +165,11 @@ def inference_on_dataset(
     return evaluator.evaluate() or {}
 
 
-def _forward(model: Any, batch: Any) -> Any:
+def _forward(model: Callable[[Batch], Outputs], batch: Batch) -> Outputs:
     return model(batch)
 
 
-def _nothing(*args: Any) -> None:
+def _nothing(*args: object) -> None:
     pass
 
 
@@ -172,7 +185,7 @@ def scratch_storage(iteration: int = 0) -> Iterator[None]:
 
 
 @contextmanager
-def inference_context(model: Any) -> Iterator[None]:
+def inference_context(model: object) -> Iterator[None]:
     """Set eval mode; on exit every submodule is back in its previous mode.
 
     Args:
@@ -188,7 +201,7 @@ def inference_context(model: Any) -> Iterator[None]:
             module.training = training
 
 
-def initialized(model: nn.Module, cfg: CfgNode, parts: Any) -> nn.Module:
+def initialized(model: nn.Module, cfg: CfgNode, parts: "type[DefaultTrainer] | DefaultTrainer") -> nn.Module:
     """Return a model whose lazy modules, such as ``LazyLinear``, have weights, by the shapes of a training batch.
 
     Its other modules do not change: they are in eval mode.
@@ -214,11 +227,11 @@ def initialized(model: nn.Module, cfg: CfgNode, parts: Any) -> nn.Module:
 
 
 def outputs_of(
-    model: Any,
-    data_loader: Iterable[Any],
-    predict: Callable[[Any, Any], Any] = _forward,
+    model: nn.Module | Callable[[Batch], Outputs],
+    data_loader: Iterable[Batch],
+    predict: Predict = _forward,
     device: torch.device | str | None = None,
-) -> Iterator[Any]:
+) -> Iterator[Outputs]:
     """Yield the predictions for each batch, without gradients.
 
     Consume all of them: with a sharded model (FSDP2) each batch needs all ranks. If ranks share a batch, only the first
@@ -242,11 +255,11 @@ def outputs_of(
 
 
 def predictions(
-    trainer: Any,
-    data_loader: Iterable[Any],
+    trainer: "SimpleTrainer",
+    data_loader: Iterable[Batch],
     with_batches: bool = False,
-    predict: Callable[[nn.Module, Any], Any] | None = None,
-) -> Iterator[Any]:
+    predict: Predict | None = None,
+) -> Iterator[Outputs]:
     """Yield the model's outputs for each batch, in eval mode, with the weights that evaluations use.
 
     It is ``trainer.predict(data_loader)``. Each rank predicts its own batches;
@@ -265,14 +278,14 @@ def predictions(
 
 
 def _predictions(
-    trainer: Any, data_loader: Iterable[Any], with_batches: bool, predict: Callable[[Any, Any], Any]
-) -> Generator[Any, None, None]:
+    trainer: "SimpleTrainer", data_loader: Iterable[Batch], with_batches: bool, predict: Predict
+) -> Generator[Outputs, None, None]:
     with scratch_storage(trainer.iter):
         trainer.emit("before_predict")
     # Unwrapped: the ranks may have different numbers of batches, and must not wait for each other.
     model, batches = unwrap_model(trainer.model), 0
 
-    def pair(model: nn.Module, batch: Any) -> Any:
+    def pair(model: nn.Module, batch: Batch) -> tuple[Batch, Outputs]:
         return batch, predict(model, batch)
 
     try:
@@ -287,7 +300,7 @@ def _predictions(
         trainer.emit("after_predict", {"batches": batches})
 
 
-def counted(model: Any, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+def counted(model: object, batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
     """Yield the batches to run the model on, and whether their outputs count. Each sample counts once.
 
     If the forward pass gathers parameters from other ranks (FSDP2), a rank without further batches repeats its last one

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,13 +24,17 @@ from ..data.loader import move_to_device
 from ..modeling.build import build_loss
 from ..modeling.outputs import Terms, entries_of, num_terms, terms_of
 from ..modeling.zoo import classes_second
+from .evaluator import Batch, Outputs
+
+if TYPE_CHECKING:
+    from ..simple_trainer import SimpleTrainer
 
 
 @runtime_checkable
 class Metric(Protocol):
     """The protocol of metrics, as in torchmetrics."""
 
-    def update(self, preds: Any, target: Any) -> None:
+    def update(self, preds: Outputs, target: Outputs) -> None:
         """Add one batch."""
 
     def compute(self) -> Any:
@@ -126,7 +130,7 @@ class Loss(MeanMetric):
 
     def __init__(self, cfg: CfgNode) -> None:
         super().__init__()
-        self._loss: Callable[[Any, Any], Any] | None = build_loss(cfg)
+        self._loss: Callable[[Outputs, Outputs], Any] | None = build_loss(cfg)
         self.of_model = self._loss is None
 
     def add_losses(self, losses: Mapping[str, Any], samples: int) -> None:
@@ -146,7 +150,7 @@ class Loss(MeanMetric):
         items = torch.as_tensor(count, device=total.device)
         self.add(torch.where(items > 0, total * items, 0.0), items)
 
-    def update(self, preds: Any, target: Any, samples: int | None = None) -> None:
+    def update(self, preds: Outputs, target: Outputs, samples: int | None = None) -> None:
         """Add one batch.
 
         Args:
@@ -177,7 +181,7 @@ class FunctionMetric:
     """
 
     def __init__(
-        self, function: Callable[..., Any], args: Mapping[str, Any] | None = None, pad_value: float = 0
+        self, function: Callable[..., Any], args: Mapping[str, object] | None = None, pad_value: float = 0
     ) -> None:
         self.name: str = function.__name__
         self.generates = getattr(function, "generates", False)
@@ -190,9 +194,9 @@ class FunctionMetric:
 
     def reset(self) -> None:
         """Forget all batches."""
-        self._batches: list[tuple[Any, Any, Any]] = []
+        self._batches: list[tuple[Outputs, ...]] = []
 
-    def update(self, preds: Any, target: Any, inputs: Any = None) -> None:
+    def update(self, preds: Outputs, target: Outputs, inputs: Batch = None) -> None:
         """Add one batch.
 
         Args:
@@ -209,7 +213,7 @@ class FunctionMetric:
         preds, targets, inputs = map(self._joined, range(3))
         return self._function(preds, targets, **self._args, **({"inputs": inputs} if self.takes_inputs else {}))
 
-    def _joined(self, part: int) -> Any:
+    def _joined(self, part: int) -> Outputs:
         batches = [batch[part] for batch in self._batches]
         try:
             return collect(batches, pad_value=self._pad_value if part == 0 else None)
@@ -218,7 +222,7 @@ class FunctionMetric:
 
 
 @contextmanager
-def whole_states(metric: Any) -> Iterator[None]:
+def whole_states(metric: object) -> Iterator[None]:
     """Let a metric of torchmetrics, and those that it contains, gather the states of all ranks whole.
 
     torchmetrics gathers lists entry by entry, which fails or hangs if the ranks' lists have different lengths.
@@ -256,7 +260,7 @@ def _sync_states(metric: Any, *_: Any, **__: Any) -> None:
         setattr(metric, name, reduction(whole) if reduction is not None and len(whole) else whole)
 
 
-def _on_cpu(value: Any) -> Any:
+def _on_cpu(value: Outputs) -> Outputs:
     value = move_to_device(value, "cpu")
     if isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16):
         return value.float()  # NumPy has no bfloat16
@@ -273,12 +277,12 @@ class Predictions:
         metrics: the results of the metrics by name, if they were asked for.
     """
 
-    outputs: Any
-    targets: Any = None
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Outputs
+    targets: Outputs = None
+    metrics: Mapping[str, object] = field(default_factory=dict)
 
 
-def collect(batches: Iterable[Any], all_ranks: bool = True, pad_value: float | None = None) -> Any:
+def collect(batches: Iterable[Outputs], all_ranks: bool = True, pad_value: float | None = None) -> Outputs:
     """Concatenate batches of tensors, arrays or lists, and dicts and tuples of these, on the CPU.
 
     Args:
@@ -299,7 +303,7 @@ def collect(batches: Iterable[Any], all_ranks: bool = True, pad_value: float | N
     return _join(list(chain.from_iterable(shares)), pad_value)
 
 
-def gather(trainer: Any, value: Any) -> Any:
+def gather(trainer: "SimpleTrainer", value: Outputs) -> Outputs:
     """Collective. Return the values of all ranks, concatenated in the order of ranks, on the trainer's device.
 
     It is ``trainer.gather(value)``.
@@ -313,7 +317,7 @@ def gather(trainer: Any, value: Any) -> Any:
     return trainer.to_device(collect([value]))
 
 
-def _join(parts: Sequence[Any], pad_value: float | None) -> Any:
+def _join(parts: Sequence[Outputs], pad_value: float | None) -> Outputs:
     if not parts or all(part is None for part in parts):
         return None
     first = parts[0]

@@ -24,11 +24,12 @@ from .. import comm
 from ..data.batches import batch_size_of
 from ..modeling.adapters import ModelAdapter
 from ..modeling.outputs import entries_of, without_loss
+from .evaluator import Batch, Outputs
 
 _Columns = dict[str, Any]  # outputs of a batch by name: arrays or lists with one entry per sample
 
 
-def write_predictions(outputs: Iterable[Any], folder: str, *, format: str = "jsonl") -> tuple[str, int]:
+def write_predictions(outputs: Iterable[Outputs], folder: str, *, format: str = "jsonl") -> tuple[str, int]:
     """Write predictions atomically to ``<folder>/predictions.<format>``. All ranks call it.
 
     Args:
@@ -73,7 +74,7 @@ def write_predictions(outputs: Iterable[Any], folder: str, *, format: str = "jso
     return path, sum(counts)
 
 
-def _columns(outputs: Any) -> _Columns:
+def _columns(outputs: Outputs) -> _Columns:
     named = entries_of(without_loss(outputs))
     if named is None:
         named = {"prediction": outputs}
@@ -88,7 +89,7 @@ def _columns(outputs: Any) -> _Columns:
     return columns
 
 
-def _values(name: str, value: Any) -> Any:
+def _values(name: str, value: Outputs) -> np.ndarray | list[Any]:
     if isinstance(value, torch.Tensor) and value.ndim:
         value = value.detach().cpu()
         return (value.float() if value.dtype is torch.bfloat16 else value).numpy()  # numpy has no bfloat16
@@ -133,20 +134,22 @@ def _merge_lines(file: IO[bytes], batches: Iterable[_Columns]) -> None:
 def _merge_arrays(file: IO[bytes], batches: Iterable[_Columns]) -> None:
     """Write one array (N, ...) for each output."""
     of_batches = list(batches)
-    names = of_batches[0] if of_batches else {}
-    if any(columns.keys() != names.keys() for columns in of_batches):
-        raise ConfigError("the outputs differ in names between samples; use jsonl")
-    if taken := sorted(names.keys() & {"file", "allow_pickle"}):
-        raise ConfigError(f"npz cannot hold an output of the name {taken[0]!r}, an argument of numpy.savez; use jsonl")
+    names = of_batches[0].keys() if of_batches else ()
+    arrays: dict[str, np.ndarray] = {}
     try:
-        arrays = {name: np.concatenate([columns[name] for columns in of_batches]) for name in names}
+        if any(columns.keys() != names for columns in of_batches):
+            raise ValueError("the outputs differ in names between samples")
+        for name in names:
+            parts = [np.asarray(columns[name]) for columns in of_batches]
+            arrays[name] = np.concatenate(parts)  # ValueError: sizes that differ
+            if len({part.dtype.kind in "US" for part in parts}) > 1:
+                raise ValueError(f"{name!r} is a text for some samples and a number for others")
+            if arrays[name].dtype.hasobject:
+                raise ValueError(f"{name!r} has Python objects")
+            if name in ("file", "allow_pickle"):
+                raise ValueError(f"{name!r} is an argument of numpy.savez")
     except ValueError as error:
-        raise ConfigError(f"the outputs differ in sizes between samples ({error}); use jsonl") from error
-    for name, array in arrays.items():
-        if array.dtype.kind in "US" and any(np.asarray(one[name]).dtype.kind != array.dtype.kind for one in of_batches):
-            raise ConfigError(f"the output {name!r} is a text for some samples and a number for others; use jsonl")
-    if objects := [name for name, array in arrays.items() if array.dtype.hasobject]:
-        raise ConfigError(f"npz cannot hold the output {objects[0]!r}, which has Python objects; use jsonl")
+        raise ConfigError(f"npz cannot hold the outputs: {error}; use jsonl") from error
     np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
@@ -157,8 +160,8 @@ _MERGE: dict[str, Callable[[IO[bytes], Iterable[_Columns]], None]] = {"jsonl": _
 
 
 def prediction_rows(
-    pairs: Iterable[tuple[Any, Any]], columns: Sequence[str], adapter: ModelAdapter, loader: Any = None
-) -> Iterator[Any]:
+    pairs: Iterable[tuple[Batch, Outputs]], columns: Sequence[str], adapter: ModelAdapter, loader: object = None
+) -> Iterator[_Columns]:
     """Yield what is written for each batch; see :func:`write_predictions`.
 
     Args:
@@ -177,7 +180,7 @@ def prediction_rows(
     names, files = class_names_of(loader), _files(loader)
     for batch, outputs in pairs:
         entries = batch if isinstance(batch, Mapping) else fields_of(batch)
-        row: dict[str, Any] = {}
+        row: _Columns = {}
         for column in columns or ("prediction",):
             if column == "prediction":
                 named = entries_of(outputs)
@@ -203,7 +206,7 @@ def prediction_rows(
         yield row
 
 
-def _files(loader: Any) -> Iterator[str] | None:
+def _files(loader: object) -> Iterator[str] | None:
     """The file of each sample that a test loader reads, in order; None if its data set has no files."""
     dataset: Any = getattr(loader, "dataset", None)
     indices = getattr(getattr(loader, "batch_sampler", None), "sampler", ())
@@ -216,7 +219,7 @@ def _files(loader: Any) -> Iterator[str] | None:
     return (str(one[0] if isinstance(one, tuple) else one) for one in chosen)
 
 
-def _probabilities(outputs: Any, column: str) -> torch.Tensor:
+def _probabilities(outputs: Outputs, column: str) -> torch.Tensor:
     """The probability of each class (N, C), from scores."""
     named = entries_of(outputs)
     if named is not None:

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, SupportsFloat
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from torch import nn
 
@@ -19,12 +19,19 @@ from ..modeling import ModelAdapter, resolve_device
 from ..modeling.build import loss_module_of
 from ..modeling.outputs import Terms
 from .evaluator import (
+    Batch,
     DatasetEvaluator,
+    Outputs,
+    Predict,
+    Results,
     evaluates_for_trainer,
     evaluation_context,
     inference_on_dataset,
     scratch_storage,
 )
+
+if TYPE_CHECKING:
+    from ..defaults import DefaultTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +41,8 @@ def evaluate_test_sets(
     cfg: CfgNode,
     model: nn.Module,
     evaluators: DatasetEvaluator | Sequence[DatasetEvaluator] | None,
-    parts: Any,
-) -> dict[str, Any]:
+    parts: "type[DefaultTrainer]",
+) -> Results:
     """See :meth:`DefaultTrainer.test`. ``parts`` is the trainer's class, or another object with its ``build_*``."""
     names = list(map(name_of, cfg.DATASETS.TEST))
     given = [evaluators] if isinstance(evaluators, DatasetEvaluator) else evaluators
@@ -49,7 +56,7 @@ def evaluate_test_sets(
                 "MODEL.LOSS has parameters, and those of this evaluation are new: a metric Loss is not that of the "
                 "trained loss. trainer.evaluate() uses the trainer's"
             )
-    results: dict[str, Any] = {}
+    results: Results = {}
     for index, name in enumerate(names):
         loader = check_same_length(parts.build_test_loader(cfg, name), f"DATASETS.TEST ({name})")
         try:
@@ -79,7 +86,9 @@ def evaluate_test_sets(
     return results
 
 
-def evaluate(trainer: Any, test: Callable[[], Mapping[str, Any]], max_batches: int | None = None) -> Mapping[str, Any]:
+def evaluate(
+    trainer: "DefaultTrainer", test: Callable[[], Mapping[str, Any]], max_batches: int | None = None
+) -> Mapping[str, Any]:
     """See :meth:`DefaultTrainer.evaluate`."""
     if max_batches is not None:
         cfg = trainer.cfg.thawed()
@@ -91,14 +100,14 @@ def evaluate(trainer: Any, test: Callable[[], Mapping[str, Any]], max_batches: i
     with scratch_storage(trainer.iter), rng_of_training(), optimizer_in_eval_mode(trainer.optimizer):
         try:
             trainer.emit("before_eval")
-            results: Mapping[str, Any] = test()
+            results = test()
         finally:
             trainer.emit("on_eval_end")
         trainer.emit("after_eval", results)
     return results
 
 
-def results_of(trainer: Any, cfg: CfgNode) -> Mapping[str, Any]:
+def results_of(trainer: "DefaultTrainer", cfg: CfgNode) -> Results:
     """Return the results of a DefaultTrainer's ``test()``, on all ranks."""
     if not cfg.DATASETS.TEST:
         return {}
@@ -106,12 +115,12 @@ def results_of(trainer: Any, cfg: CfgNode) -> Mapping[str, Any]:
     trainer.strategy.before_evaluation(trainer.model)
     with optimizer_in_eval_mode(trainer.optimizer), own_loss(trainer, cfg) as cfg:
         # Without the wrapper: its collectives would hang, since ranks may have different numbers of batches.
-        results: Mapping[str, Any] = trainer.test(cfg, unwrap_model(trainer.model))
+        results: Results = trainer.test(cfg, unwrap_model(trainer.model))
     return comm.broadcast_object(results)  # a subclass's test() may return results on rank 0 only
 
 
 @contextmanager
-def own_loss(trainer: Any, cfg: CfgNode) -> Iterator[CfgNode]:
+def own_loss(trainer: "DefaultTrainer", cfg: CfgNode) -> Iterator[CfgNode]:
     """Return a config whose evaluations use the trainer's loss, in eval mode, if that has parameters or buffers."""
     if trainer.loss_module is None:
         yield cfg
@@ -122,9 +131,7 @@ def own_loss(trainer: Any, cfg: CfgNode) -> Iterator[CfgNode]:
         yield cfg
 
 
-def predictor(
-    adapter: ModelAdapter, evaluator: Any, settings: Mapping[str, Any] | None = None
-) -> Callable[[Any, Any], Any]:
+def predictor(adapter: ModelAdapter, evaluator: Any, settings: Mapping[str, object] | None = None) -> Predict:
     """Return the function that predicts a batch.
 
     It passes the model's own losses to an evaluator that needs them. For one that asks for generated outputs, by an
@@ -134,7 +141,7 @@ def predictor(
     if not needs_losses and not generates:
         return adapter.predict
 
-    def predict(model: Any, batch: Any) -> Any:
+    def predict(model: nn.Module, batch: Batch) -> Outputs:
         if generates:
             evaluator.generated = adapter.generate(model, batch, settings or {})
             if not needs_losses and not getattr(evaluator, "needs_outputs", False):
@@ -148,7 +155,7 @@ def predictor(
     return predict
 
 
-def sanity_check(trainer: Any, own_test: bool) -> None:
+def sanity_check(trainer: "DefaultTrainer", own_test: bool) -> None:
     """Evaluate a few batches of each test set, so that an error there appears before anything is written.
 
     Does not put the results into the storage. Emits ``before_sanity_check`` and ``after_sanity_check(results)``.
@@ -177,7 +184,7 @@ def sanity_check(trainer: Any, own_test: bool) -> None:
     trainer.emit("after_sanity_check", results)
 
 
-def print_csv_format(results: Mapping[str, Any]) -> None:
+def print_csv_format(results: Mapping[str, object]) -> None:
     """Log results in lines that can be pasted into a spreadsheet.
 
     Args:
@@ -193,12 +200,12 @@ def print_csv_format(results: Mapping[str, Any]) -> None:
         logger.info("copypaste: %s", ",".join(_text(value, ".4f") for value in flat.values()))
 
 
-def _text(value: Any, spec: str) -> str:
+def _text(value: object, spec: str) -> str:
     """Format a number; other results of an evaluator are shown as they are."""
     return format(float(value), spec) if isinstance(value, SupportsFloat) else str(value)
 
 
-def verify_results(cfg: CfgNode, results: Mapping[str, Any]) -> bool:
+def verify_results(cfg: CfgNode, results: Mapping[str, object]) -> bool:
     """Compare results with ``cfg.TEST.EXPECTED_RESULTS``, and log those that are missed.
 
     Args:
@@ -228,7 +235,7 @@ def verify_results(cfg: CfgNode, results: Mapping[str, Any]) -> bool:
     return True
 
 
-def format_results(results: Mapping[str, Any]) -> str:
+def format_results(results: Mapping[str, object]) -> str:
     """Results as a table: a line for each test set and metric.
 
     Args:
