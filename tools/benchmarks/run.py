@@ -19,6 +19,7 @@ BENCHMARKS = {
     "step": "a training step: a tiny model, the digits, a compiled step, a GPU if there is one",
     "checkpoint": "saving and loading",
     "ranks": "a step on two ranks: DDP and FSDP2",
+    "peers": "a step of Lightning and transformers, if they are installed",
 }
 
 
