@@ -240,7 +240,8 @@ class _BatchReader(Dataset[Any]):
         owner = dataset
         while isinstance(owner, Subset) and type(owner).__getitems__ is Subset.__getitems__:
             owner = owner.dataset
-        self._fetch = getattr(dataset, "__getitems__", None) if hasattr(owner, "__getitems__") else None
+        self._reads_batches = hasattr(owner, "__getitems__")
+        self._fetch = dataset.__getitems__ if self._reads_batches else self._samples
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """Return a batch.
@@ -250,19 +251,19 @@ class _BatchReader(Dataset[Any]):
             Exception: of the data set or the collate function, with a note that names the samples.
         """
         if self._seed is None:
-            return self._make(indices)
+            return self._make(indices, self._fetch)
         while True:
             with generators_for_reading() as drawn_from:
-                batch = self._make(indices)
+                batch = self._make(indices, self._seeded)
                 drawn = drawn_from()
             if drawn <= self._drawn:
                 return batch
             self._drawn |= drawn
 
-    def _make(self, indices: Sequence[int]) -> Any:
+    def _make(self, indices: Sequence[int], fetch: Callable[[Sequence[int]], Any]) -> Any:
         samples, collate = None, self._collate
         try:
-            samples = self._samples(indices)
+            samples = fetch(indices)
             return collate(samples, len(indices)) if isinstance(collate, Collate) else collate(samples)
         except Exception as error:
             if _has_note(error):
@@ -276,12 +277,14 @@ class _BatchReader(Dataset[Any]):
             clear.__notes__ = error.__notes__
             raise clear from error
 
-    def _samples(self, indices: Sequence[int]) -> Any:
-        if self._seed is None:
-            return list(map(self._sample, indices)) if self._fetch is None else self._fetch(indices)
+    def _samples(self, indices: Sequence[int]) -> list[Any]:
+        return list(map(self._sample, indices))
+
+    def _seeded(self, indices: Sequence[int]) -> Any:
+        """Read samples, and leave the generators seeded for the collate function."""
         epoch, places = (indices.epoch, indices.places) if isinstance(indices, PlacedBatch) else (0, indices)
         key = stream_key(self._seed, epoch, SAMPLE)
-        if self._fetch is not None:
+        if self._reads_batches:
             seed_generators(key, places[0], self._drawn)
             samples = self._fetch(indices)
         else:
