@@ -145,7 +145,7 @@ class SimpleTrainer(TrainerBase):
         check_strategy(self.strategy, model, data_loader, grad_scaler)
         if self.loss_module is not None and self.strategy.same_state_on_all_ranks:
             share_weights(self.loss_module.module)
-        self._fast = FastStep(self.optimizer, self.strategy)
+        self._fast = FastStep(self.strategy)
         if isinstance(self.optimizer, OptimizerList) or compile_step is not False:
             from .step.alternating import whole_step  # only where it is used
 
@@ -255,23 +255,23 @@ class SimpleTrainer(TrainerBase):
         if self.nonfinite.skip_update:
             self.nonfinite.skip_update = False
             return
-        listeners, scaler, fast = self.hooks.listeners, self.grad_scaler, self._fast_optimizer()
+        listeners, scaler, optimizer = self.hooks.listeners, self.grad_scaler, self.optimizer
         if scaler is not None and (self.clip_gradients is not None or listeners["before_optimizer_step"]):
-            scaler.unscale_(self.optimizer)
+            scaler.unscale_(optimizer)
         if self.clip_gradients is not None:
-            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
             norm = self.strategy.clip(self.clip_gradients, parameters)
             if norm is not None:
                 self.storage.put_scalar("grad_norm", norm)
-            fast.pause_clipping(True)
+            self._fast.pause_clipping(optimizer, True)
         if listeners["before_optimizer_step"]:
             self.emit("before_optimizer_step")
         if scaler is None:
-            fast.step()
+            self._fast.step(optimizer)
         else:
-            self.nonfinite.check_scaler(self, scaled_step(scaler, self.optimizer))
+            self.nonfinite.check_scaler(self, scaled_step(scaler, optimizer))
         if self.clip_gradients is not None:
-            fast.pause_clipping(False)
+            self._fast.pause_clipping(optimizer, False)
         if listeners["after_optimizer_step"]:
             self.emit("after_optimizer_step")
 
@@ -280,14 +280,9 @@ class SimpleTrainer(TrainerBase):
         listeners = self.hooks.listeners
         if listeners["before_zero_grad"]:
             self.emit("before_zero_grad")
-        self._fast_optimizer().zero_grad()
+        self._fast.zero_grad(self.optimizer)
         if listeners["after_zero_grad"]:
             self.emit("after_zero_grad")
-
-    def _fast_optimizer(self) -> FastStep:
-        if self._fast.optimizer is not self.optimizer:  # the attribute was set
-            self._fast = FastStep(self.optimizer, self.strategy)
-        return self._fast
 
     def record_losses(self, loss_dict: Mapping[str, torch.Tensor], data_time: float, prefix: str = "") -> None:
         """Check a step's losses and gradients before the update, and put its metrics.
@@ -349,12 +344,12 @@ class SimpleTrainer(TrainerBase):
         """
         storage = storage or get_event_storage()
         cur_iter = storage.iter if cur_iter is None else cur_iter
-        values: dict[str, Any] = {
-            name: loss.item() if loss.device.type == "cpu" else loss.detach() for name, loss in loss_dict.items()
-        }
-        total = sum(values.values())
-        if "total_loss" not in values:
-            values["total_loss"] = total
+        values: dict[str, Any] = {}
+        total: Any = 0.0
+        for name, loss in loss_dict.items():
+            values[name] = value = loss.item() if loss.device.type == "cpu" else loss.detach()
+            total += value
+        values.setdefault("total_loss", total)
         if prefix:
             values = {prefix + name: value for name, value in values.items()}
         storage.put_scalars(cur_iter=cur_iter, data_time=data_time, **values)

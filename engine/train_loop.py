@@ -206,7 +206,7 @@ class TrainerBase:
             self._notice_stop()
         self.finished_iter = self.iter
         if self.iter == self.start_iter:
-            self._first_step_done()
+            hooks.warn_of_silent_events()
         if hooks.listeners["after_step"]:
             hooks.call("after_step")
             if self.iter != iteration:
@@ -217,10 +217,10 @@ class TrainerBase:
             loop.sync.end_step(self)
         for request, event in _PHASES:
             asked = request in requests
-            if hooks.listeners[event] and (asked or request != "eval"):
+            if asked or (hooks.listeners[event] and request != "eval"):
                 hooks.call(event)
-            if asked:
-                requests.discard(request)
+                if asked:
+                    requests.discard(request)
 
     def after_train(self) -> None:
         """End the run: call ``after_train`` of all hooks, write the last metrics, and save unless a step failed.
@@ -249,15 +249,14 @@ class TrainerBase:
                 # A stopped run may be resumed. Its checkpoint holds the metrics as they are here.
                 loop.storage_at_end = self.storage.state_dict()
         try:
-            self._call_all("after_train")
-            self._call_all("before_write")
-            self._call_all("on_write")
+            for event in ("after_train", "before_write", "on_write"):
+                self.hooks.call(event, on_error=self._fail)
             if not failed:
                 if self._error is None:
                     self._attempt(self.prepare_for, "save")
                 self.run_complete = self.completed
-                self._call_all("on_save")
-            self._call_all("after_run")
+                self.hooks.call("on_save", on_error=self._fail)
+            self.hooks.call("after_run", on_error=self._fail)
         finally:
             self.hooks.running = self.ending = False
             loop.sync, loop.other_errors = None, []  # an exception keeps all frames alive that it has passed
@@ -312,9 +311,6 @@ class TrainerBase:
             self._loop.sync.wait_for_stop(self.iter, str(stop))
         self.stop(str(stop))
 
-    def _first_step_done(self) -> None:
-        self.hooks.warn_of_silent_events()
-
     def _run_ended(self) -> None:
         """Called at the very end of a run, whatever has failed."""
 
@@ -366,10 +362,6 @@ class TrainerBase:
 
     # ------------------------------------------------------------------ errors
 
-    def _call_all(self, event: str, *args: Any) -> None:
-        """Call every hook that has ``event``, whatever the others raise."""
-        self.hooks.call(event, args, on_error=self._fail)
-
     def _attempt(self, function: Callable[..., Any], *args: Any) -> None:
         try:
             function(*args)
@@ -395,7 +387,7 @@ class TrainerBase:
             logger.log(level, "Exception during training, at iteration %d", self.iter, exc_info=error)
         else:
             logger.warning("%s ended training at iteration %d", type(error).__name__, self.iter)
-        self._call_all("on_exception", error)
+        self.hooks.call("on_exception", (error,), on_error=self._fail)
 
     # ------------------------------------------------------------------ hooks
 

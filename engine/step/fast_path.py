@@ -12,6 +12,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim import optimizer as _optimizer_module
 
+from ..parallel.base import Strategy
 from ..solver.clipping import clip_hooks
 
 _engine = getattr(torch.autograd.Variable, "_execution_engine", None)
@@ -41,22 +42,23 @@ class FastStep:
     """``backward()``, ``optimizer.step()`` and ``optimizer.zero_grad()`` without their profiling wrappers.
 
     Args:
-        optimizer: any optimizer.
         strategy: its ``backward`` and ``step`` are called instead, if it overrides them.
 
     Attributes:
         backward: called with the loss.
-        clip_hooks: the optimizer's hooks that clip gradients. The trainer pauses them if it has clipped them itself.
     """
 
-    def __init__(self, optimizer: Any, strategy: Any = None) -> None:
-        own_step, own_backward = (strategy and strategy.overridden(name) for name in ("step", "backward"))
-        self.optimizer = optimizer
-        self.own_step = own_step
-        self.backward: Callable[[torch.Tensor], None] = own_backward or backward
-        self.clip_hooks = clip_hooks(optimizer)
+    def __init__(self, strategy: Strategy) -> None:
+        self.backward: Callable[[torch.Tensor], None] = strategy.overridden("backward") or backward
+        self._own_step = strategy.overridden("step")
+        self._optimizer: Any = None
+
+    def _use(self, optimizer: Any) -> None:
+        """Look at an optimizer that was not stepped before."""
+        self._optimizer = optimizer
+        self._clip_hooks = clip_hooks(optimizer)
         self._plain_zero_grad = type(optimizer).zero_grad is Optimizer.zero_grad
-        self._step = plain_step(optimizer) if isinstance(optimizer, Optimizer) and own_step is None else None
+        self._step = plain_step(optimizer) if isinstance(optimizer, Optimizer) else None
         self._hooks: tuple[Any, ...] = (
             getattr(optimizer, "_optimizer_step_pre_hooks", None),
             getattr(optimizer, "_optimizer_step_post_hooks", None),
@@ -64,20 +66,23 @@ class FastStep:
             _optimizer_module._global_optimizer_post_hooks,
         )
 
-    def pause_clipping(self, paused: bool) -> None:
-        """Pause the optimizer's own clipping of gradients, or resume it."""
-        for hook in self.clip_hooks:
+    def pause_clipping(self, optimizer: Any, paused: bool) -> None:
+        """Pause the optimizer's own clipping of gradients, or resume it: the trainer has clipped them itself."""
+        if optimizer is not self._optimizer:
+            self._use(optimizer)
+        for hook in self._clip_hooks:
             hook.paused = paused
 
-    def step(self) -> None:
+    def step(self, optimizer: Any) -> None:
         """Call ``optimizer.step()``."""
-        optimizer = self.optimizer
+        if optimizer is not self._optimizer:
+            self._use(optimizer)
+        if self._own_step is not None:
+            optimizer._opt_called = True  # torch's schedulers check it, and the step may not call the optimizer's
+            self._own_step(optimizer)
+            return
         pre, post, global_pre, global_post = self._hooks
         own = optimizer.__dict__.get("step")
-        if self.own_step is not None:
-            optimizer._opt_called = True  # torch's schedulers check it, and the step may not call the optimizer's
-            self.own_step(optimizer)
-            return
         hooked = post or global_pre or global_post or (pre and not all(map(_is_paused, pre.values())))
         changed = own is not None and not getattr(own, "_wrapped_by_lr_sched", False)
         if self._step is None or hooked or changed or _profiler_enabled():
@@ -92,9 +97,10 @@ class FastStep:
         finally:
             _set_grad_enabled(grad_enabled)
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, optimizer: Any) -> None:
         """Call ``optimizer.zero_grad()``."""
-        optimizer = self.optimizer
+        if optimizer is not self._optimizer:
+            self._use(optimizer)
         if not self._plain_zero_grad or "zero_grad" in optimizer.__dict__ or _profiler_enabled():
             optimizer.zero_grad()
             return
@@ -103,7 +109,7 @@ class FastStep:
                 parameter.grad = None
 
 
-def _is_paused(hook: Any) -> bool:
+def _is_paused(hook: object) -> bool:
     return getattr(hook, "paused", False)
 
 

@@ -8,7 +8,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hookline.engine.data import ArrayDataset
 from hookline.engine.data.loader import Collated, iterate
-from hookline.engine.step.fast_path import FastStep, backward
+from hookline.engine.parallel import Strategy
+from hookline.engine.step.fast_path import FastStep
 
 
 def net():
@@ -32,14 +33,20 @@ def train(make, fast, scheduled):
     model = net()
     optimizer = make(model.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2) if scheduled else None
-    stepped, backwards = (FastStep(optimizer), backward) if fast else (optimizer, torch.Tensor.backward)
+    shortcuts = FastStep(Strategy())
     seen = []  # by hooks of a tensor
     model[0].weight.register_hook(seen.append)
     model[0].weight.register_post_accumulate_grad_hook(seen.append)
     for _ in range(5):
-        backwards(loss_of(model))
-        stepped.step()
-        stepped.zero_grad()
+        loss = loss_of(model)
+        if fast:
+            shortcuts.backward(loss)
+            shortcuts.step(optimizer)
+            shortcuts.zero_grad(optimizer)
+        else:
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
         assert all(p.grad is None for p in model.parameters())
         if scheduler:
             scheduler.step()
@@ -71,17 +78,17 @@ def test_hooks_and_overridden_or_replaced_methods_are_called():
     model, seen = net(), []
     loss_of(model).backward()
     own, plain = Own(model.parameters()), torch.optim.SGD(model.parameters(), 0.1)
-    FastStep(own).step()
+    fast = FastStep(Strategy())
+    fast.step(own)
     assert own.seen == ["step"]
-    fast = FastStep(plain)
     plain.register_step_pre_hook(lambda *args: seen.append("before"))
     plain.register_step_post_hook(lambda *args: seen.append("after"))
-    fast.step()
+    fast.step(plain)
     handle = register_optimizer_step_post_hook(lambda *args: seen.append("global"))
-    fast.step()
+    fast.step(plain)
     handle.remove()
     plain.step = lambda: seen.append("instance")
-    fast.step()
+    fast.step(plain)
     assert seen == ["before", "after", "before", "after", "global", "instance"]
 
 
