@@ -21,6 +21,7 @@ from .setup.seeds import set_seed
 from .solver import LRMultiplier
 from .solver.lengths import apply_lengths, apply_max_iter, check_kept_schedules
 from .solver.multi_optimizer import schedulers_of
+from .solver.schedules import resolve_lengths
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +177,7 @@ def _count_epochs(trainer: Any, run: Mapping[str, Any]) -> None:
     if before and now and before != now:
         lengths.offset = trainer.finished_iter + 1 - trainer.epoch * now - trainer.batches.position
     if lengths.offset:
-        cfg = lengths.resolve(lengths.user_cfg)
+        cfg = resolve_lengths(lengths.user_cfg, now, lengths.offset)
         trainer.max_iter = cfg.SOLVER.MAX_ITER
         apply_lengths(trainer, cfg)
 

@@ -23,7 +23,7 @@ from hookline.engine.evaluation.testing import predictor
 from hookline.engine.launch import launched_by_torchrun
 from hookline.engine.modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from hookline.engine.solver import build_lr_scheduler, build_optimizer
-from hookline.engine.solver.lengths import resolve_lengths
+from hookline.engine.solver.schedules import resolve_lengths
 from hookline.hooks import EventStorage, StopSignals
 
 logger = logging.getLogger("hookline.plain")

@@ -11,7 +11,8 @@ from ...hooks.common import length_of
 from ..checkpoint.find_checkpoint import saved_run
 from ..data import build_train_loader
 from ..data.batch_sampler import GlobalBatchSampler
-from ..solver.lengths import loader_length, resolve_lengths
+from ..solver.lengths import loader_length
+from ..solver.schedules import resolve_lengths
 
 
 def run_config(run: str, cfg: CfgNode | None = None) -> CfgNode:

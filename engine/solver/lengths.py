@@ -9,47 +9,14 @@ from typing import Any
 from torch.optim.lr_scheduler import LambdaLR
 
 from ...config import CfgNode, ConfigError, Duration
-from ...config.components import errors_at
 from ...hooks.builtin.lr_scheduler import follow_rates
 from ...hooks.common import length_of
 from ...hooks.writers.periodic import PeriodicWriter
 from . import LRMultiplier
-from .multi_optimizer import SchedulerList, schedulers_of, solver_parts
-from .schedules import iterations_of, resolve_schedule
+from .multi_optimizer import SchedulerList, schedulers_of
+from .schedules import resolve_lengths
 
 logger = logging.getLogger(__name__)
-
-
-def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, offset: int = 0) -> CfgNode:
-    """Return a copy of a config with MAX_ITER, WARMUP_ITERS, STEPS and the schedule's arguments in iterations.
-
-    Args:
-        cfg: the config.
-        iters_per_epoch: batches in one pass over the data; None if unknown.
-        offset: see :class:`Lengths`.
-
-    Raises:
-        ConfigError: a length is in epochs, and the epoch length is unknown.
-    """
-
-    def iterations(key: str, length: Any) -> int:
-        with errors_at(key):
-            return iterations_of(length, iters_per_epoch, offset)
-
-    given, cfg = cfg, resolve_schedule(cfg, iters_per_epoch, offset).thawed()
-    solver = cfg.SOLVER
-    solver.MAX_ITER = iterations("SOLVER.MAX_ITER", solver.MAX_ITER)
-    part = Duration.fraction(solver.WARMUP_ITERS)
-    solver.WARMUP_ITERS = (
-        max(1, round(part * solver.MAX_ITER)) if part else iterations("SOLVER.WARMUP_ITERS", solver.WARMUP_ITERS)
-    )
-    solver.STEPS = tuple(iterations("SOLVER.STEPS", step) for step in solver.STEPS)
-    for name, part in solver_parts(given).items() if solver.OPTIMIZERS else ():
-        entry, resolved = solver.OPTIMIZERS[name], resolve_lengths(part, iters_per_epoch, offset).SOLVER
-        for key in ("WARMUP_ITERS", "STEPS", "LR_SCHEDULER_ARGS"):
-            if key in entry or resolved[key] != solver[key]:  # "1ep" may be another number of steps
-                entry[key] = resolved[key]
-    return cfg
 
 
 class Lengths:
@@ -74,15 +41,11 @@ class Lengths:
         self.iters_per_epoch = iters_per_epoch
         self.offset = 0
         self.changed: tuple[Any, ...] = ()
-        self.use(self.resolve(user_cfg))
+        self.use(resolve_lengths(user_cfg, iters_per_epoch))
 
     def use(self, cfg: CfgNode) -> None:
         """Use a config with lengths in iterations."""
         self.cfg, self.text = cfg, cfg.dump()
-
-    def resolve(self, cfg: CfgNode) -> CfgNode:
-        """Return a config with lengths in iterations."""
-        return resolve_lengths(cfg, self.iters_per_epoch, self.offset)
 
 
 def scale_config(cfg: CfgNode, num_workers: int) -> CfgNode:
@@ -163,7 +126,7 @@ def apply_max_iter(trainer: Any) -> None:
     cfg = lengths.user_cfg.thawed()
     cfg.SOLVER.MAX_ITER = max(1, trainer.max_iter)
     lengths.changed = lengths.user_cfg.SOLVER.MAX_ITER, cfg.SOLVER.MAX_ITER
-    apply_lengths(trainer, lengths.resolve(cfg))
+    apply_lengths(trainer, resolve_lengths(cfg, lengths.iters_per_epoch, lengths.offset))
 
 
 def apply_lengths(trainer: Any, cfg: CfgNode) -> None:

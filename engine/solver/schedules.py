@@ -66,21 +66,15 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer | OptimizerList) -> An
             ``SchedulerList``, with the schedules of ``SOLVER.OPTIMIZERS`` or the same one for all.
 
     Raises:
-        ConfigError: a length is not a number of iterations, or name or arguments are wrong.
+        ConfigError: a length is in epochs, or name or arguments are wrong.
     """
     cfg = full_config(cfg)
     if isinstance(optimizer, OptimizerList):
         parts = solver_parts(cfg)
         named = optimizer.named.items()
         return SchedulerList({name: build_lr_scheduler(parts.get(name, cfg), one) for name, one in named})
-    cfg = resolve_schedule(cfg).thawed()
+    cfg = resolve_lengths(cfg, None)
     solver = cfg.SOLVER
-    lengths = (solver.MAX_ITER, solver.WARMUP_ITERS, *solver.STEPS)
-    if not all(type(length) is int and length >= 0 for length in lengths):
-        raise ConfigError(
-            f"SOLVER.MAX_ITER, WARMUP_ITERS and STEPS are {lengths}: they must be numbers of iterations "
-            "(DefaultTrainer converts epochs with the length of the loader)"
-        )
     solver.MAX_ITER = max(1, solver.MAX_ITER)  # schedules divide by it
     component_key = check_scheduler(cfg)
     if component_key is SCHEDULER_KEY:
@@ -115,77 +109,70 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer | OptimizerList) -> An
     return LRMultiplier(optimizer, schedule, solver.MAX_ITER)
 
 
-def iterations_of(length: Any, iters_per_epoch: int | None, offset: int = 0) -> int:
-    """Return a length in iterations.
+def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, offset: int = 0) -> CfgNode:
+    """Return a copy of a config with MAX_ITER, WARMUP_ITERS and STEPS in iterations, and ``LR_SCHEDULER_ARGS`` in the
+    scheduler's steps, also in ``SOLVER.OPTIMIZERS``.
 
     Args:
-        length: iterations, or a text such as "2ep".
-        iters_per_epoch: iterations in an epoch; None if unknown.
+        cfg: the config.
+        iters_per_epoch: batches in one pass over the data; None if unknown.
         offset: added to a length in epochs; see :class:`hookline.engine.solver.lengths.Lengths`.
 
     Raises:
-        ConfigError: it is in epochs and the length of an epoch is unknown; or it is a time.
+        ConfigError: a length is in epochs, and the epoch length is unknown; or it is a time.
     """
-    duration = Duration.parse_length(length)
-    count = duration.iterations(iters_per_epoch)
-    return max(1, count + offset) if count and duration.unit == "ep" else count
 
+    def iterations(length: Any) -> int:
+        duration = Duration.parse_length(length)
+        count = duration.iterations(iters_per_epoch)
+        return max(1, count + offset) if count and duration.unit == "ep" else count
 
-def resolve_schedule(cfg: CfgNode, iters_per_epoch: int | None = None, offset: int = 0) -> CfgNode:
-    """Return a config with numbers for durations and names of values in ``LR_SCHEDULER_ARGS``.
-
-    A duration (``"1ep"``, ``"500it"``) becomes a number of the scheduler's steps.
-
-    Args:
-        cfg: the config. It is returned itself if there is nothing to resolve.
-        iters_per_epoch: see :func:`iterations_of`.
-        offset: likewise.
-
-    Raises:
-        ConfigError: a value needs the length of an epoch, which is unknown; or it is a time.
-    """
-    name, args = cfg.SOLVER.LR_SCHEDULER_NAME, cfg.SOLVER.LR_SCHEDULER_ARGS
-    if not args:
-        return cfg
-    by_epoch = _counts_epochs(cfg, _target(cfg) if name else None)
-
-    def resolved_value(value: Any) -> Any:
+    def argument(value: Any) -> Any:
         if isinstance(value, list | tuple):
-            return type(value)(map(resolved_value, value))
-        if not isinstance(value, str) or not _is_run_value(value):
+            return type(value)(map(argument, value))
+        # Other text is the name of a method, such as "linear".
+        if not isinstance(value, str) or not (value in RUN_VALUES or (value[:1].isdigit() and not value.isdigit())):
             return value
         if value == "iters_per_epoch":
-            return iterations_of("1ep", iters_per_epoch)
-        length = Duration.parse_length(cfg.SOLVER.MAX_ITER if value in RUN_VALUES else value)
-        if value == "epochs" or (by_epoch and value != "max_iter"):
-            epochs = length.value if length.unit == "ep" else length.value / iterations_of("1ep", iters_per_epoch)
-            return math.ceil(epochs) if value in RUN_VALUES else max(1, round(epochs))
-        return iterations_of(length, iters_per_epoch, offset)
+            return Duration.parse("1ep").iterations(iters_per_epoch)
+        length = Duration.parse_length(max_iter if value in RUN_VALUES else value)
+        if value != "epochs" and (value == "max_iter" or not by_epoch):
+            return iterations(length)
+        per_epoch = 1 if length.unit == "ep" else Duration.parse("1ep").iterations(iters_per_epoch)
+        epochs = length.value / per_epoch
+        return math.ceil(epochs) if value in RUN_VALUES else max(1, round(epochs))
 
-    values = {}
-    for key, value in args.items():
+    parts = solver_parts(cfg) if cfg.SOLVER.OPTIMIZERS else {}
+    cfg = cfg.thawed()
+    solver, max_iter = cfg.SOLVER, cfg.SOLVER.MAX_ITER
+    by_epoch = bool(solver.LR_SCHEDULER_ARGS) and _counts_epochs(solver)
+    for key, value in solver.LR_SCHEDULER_ARGS.items():
         with errors_at(f"SOLVER.LR_SCHEDULER_ARGS.{key}"):
-            values[key] = resolved_value(value)
-    if values == dict(args):
-        return cfg
-    resolved = cfg.thawed()
-    resolved.SOLVER.LR_SCHEDULER_ARGS.update(values)
-    return resolved
+            solver.LR_SCHEDULER_ARGS[key] = argument(value)
+    with errors_at("SOLVER.MAX_ITER"):
+        solver.MAX_ITER = iterations(max_iter)
+    with errors_at("SOLVER.WARMUP_ITERS"):
+        part = Duration.fraction(solver.WARMUP_ITERS)
+        solver.WARMUP_ITERS = max(1, round(part * solver.MAX_ITER)) if part else iterations(solver.WARMUP_ITERS)
+    with errors_at("SOLVER.STEPS"):
+        solver.STEPS = tuple(map(iterations, solver.STEPS))
+    for name, part in parts.items():
+        entry, resolved = solver.OPTIMIZERS[name], resolve_lengths(part, iters_per_epoch, offset).SOLVER
+        for key in ("WARMUP_ITERS", "STEPS", "LR_SCHEDULER_ARGS"):
+            if key in entry or resolved[key] != solver[key]:  # "1ep" may be another number of steps
+                entry[key] = resolved[key]
+    return cfg
 
 
-def _counts_epochs(cfg: CfgNode, kind: Any) -> bool:
-    """Return whether a scheduler of a class counts epochs, and not iterations.
+def _counts_epochs(solver: CfgNode) -> bool:
+    """Return whether the scheduler counts epochs, and not iterations.
 
     timm's do, unless ``t_in_epochs`` is False; pytorch-accelerated's do not.
     """
+    kind = _target(solver) if solver.LR_SCHEDULER_NAME else None
     if isinstance(kind, type) and issubclass(kind, TimmScheduler) and not issubclass(kind, TorchScheduler):
-        return takes_epoch(kind) and bool(cfg.SOLVER.LR_SCHEDULER_ARGS.get("t_in_epochs", True))
-    return bool(cfg.SOLVER.LR_SCHEDULER_INTERVAL == "epoch")
-
-
-def _is_run_value(value: str) -> bool:
-    """Whether text is a length or a name of one, and not the name of a method, such as "linear"."""
-    return value in RUN_VALUES or (value[:1].isdigit() and not value.isdigit())
+        return takes_epoch(kind) and bool(solver.LR_SCHEDULER_ARGS.get("t_in_epochs", True))
+    return bool(solver.LR_SCHEDULER_INTERVAL == "epoch")
 
 
 def check_scheduler(cfg: CfgNode) -> ComponentKey:
@@ -194,8 +181,8 @@ def check_scheduler(cfg: CfgNode) -> ComponentKey:
     Raises:
         ConfigError: name or arguments are wrong, or a key does not fit the scheduler.
     """
-    cfg = resolve_schedule(cfg, 1)  # to check the arguments' types; the data is not known yet
-    name, target = cfg.SOLVER.LR_SCHEDULER_NAME, _target(cfg)
+    cfg = resolve_lengths(cfg, 1)  # to check the lengths; the data is not known yet
+    name, target = cfg.SOLVER.LR_SCHEDULER_NAME, _target(cfg.SOLVER)
     if isinstance(target, type):
         takes_optimizer = issubclass(target, TorchScheduler | TimmScheduler)
     else:  # a function whose first parameter is the optimizer
@@ -221,13 +208,13 @@ def check_scheduler(cfg: CfgNode) -> ComponentKey:
 
 def plateau_metric(cfg: CfgNode) -> str:
     """The metric of ReduceLROnPlateau: LR_SCHEDULER_METRIC, or by default that of CHECKPOINT.BEST. Empty: none."""
-    if not cfg.SOLVER.LR_SCHEDULER_NAME or not _is_plateau(_target(cfg)):
+    if not cfg.SOLVER.LR_SCHEDULER_NAME or not _is_plateau(_target(cfg.SOLVER)):
         return ""
     return cfg.SOLVER.LR_SCHEDULER_METRIC or cfg.CHECKPOINT.BEST.METRIC
 
 
-def _target(cfg: CfgNode) -> Any:
-    return kind_of(LR_SCHEDULER_REGISTRY.get(cfg.SOLVER.LR_SCHEDULER_NAME, "SOLVER.LR_SCHEDULER_NAME"))
+def _target(solver: CfgNode) -> Any:
+    return kind_of(LR_SCHEDULER_REGISTRY.get(solver.LR_SCHEDULER_NAME, "SOLVER.LR_SCHEDULER_NAME"))
 
 
 def _is_plateau(target: Any) -> bool:

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, default_setup
 from hookline.engine.data import DATASET_REGISTRY
-from hookline.engine.solver.lengths import resolve_lengths
+from hookline.engine.solver.schedules import resolve_lengths
 from hookline.hooks import BestCheckpointer, CallbackHook
 
 

@@ -5,7 +5,8 @@ from torch import nn
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine.solver import OptimizerList, SchedulerList, build_lr_scheduler, build_optimizer, check_solver
-from hookline.engine.solver.lengths import resolve_lengths, scale_config
+from hookline.engine.solver.lengths import scale_config
+from hookline.engine.solver.schedules import resolve_lengths
 
 
 def make_cfg(parts, **solver):

@@ -6,7 +6,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine.solver import LR_SCHEDULER_REGISTRY, build_lr_scheduler, check_solver
-from hookline.engine.solver.lengths import resolve_lengths
+from hookline.engine.solver.schedules import resolve_lengths
 
 
 def make_cfg(name, max_iter=20, warmup=0, args=None, **solver):
