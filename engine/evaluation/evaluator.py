@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -14,14 +14,13 @@ from ...config import CfgNode, ConfigError
 from ...config.errors import MismatchError
 from ...hooks.common import has_shards, length_of, optimizer_in_eval_mode, sized, unwrap_model, with_own_rng
 from ...hooks.event_storage import EventStorage, has_event_storage
+from ...hooks.protocol import TrainerProtocol
 from ...hooks.writers.bars import with_progress
 from .. import comm
 from ..data.build import NoTrainData
 from ..data.loader import move_to_device, whole_pass
-
-if TYPE_CHECKING:
-    from ..defaults import DefaultTrainer
-    from ..simple_trainer import SimpleTrainer
+from ..modeling.adapters import ModelAdapter
+from ..parallel.base import Strategy
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +32,27 @@ Results = dict[str, Any]
 """Metrics by test set or task, ``{"digits_test": {"accuracy": 0.99}}``."""
 Predict = Callable[[Any, Batch], Outputs]
 """Predicts a batch with a model."""
+
+
+class EvaluatedTrainer(TrainerProtocol, Protocol):
+    """What evaluations and predictions use of a trainer."""
+
+    adapter: ModelAdapter
+    strategy: Strategy
+    loss_module: Any
+
+    def move_modules(self) -> None: ...
+    def to_device(self, value: Outputs) -> Outputs: ...
+    def test(self, cfg: CfgNode, model: nn.Module) -> Results: ...
+
+
+class Builder(Protocol):
+    """What evaluations use of a trainer's class."""
+
+    def build_train_loader(self, cfg: CfgNode) -> Iterable[Batch]: ...
+    def build_test_loader(self, cfg: CfgNode, dataset_name: str) -> Iterable[Batch]: ...
+    def build_adapter(self, cfg: CfgNode) -> ModelAdapter: ...
+    def build_evaluator(self, cfg: CfgNode, dataset_name: str) -> "DatasetEvaluator": ...
 
 
 class DatasetEvaluator:
@@ -201,7 +221,7 @@ def inference_context(model: object) -> Iterator[None]:
             module.training = training
 
 
-def initialized(model: nn.Module, cfg: CfgNode, parts: "type[DefaultTrainer] | DefaultTrainer") -> nn.Module:
+def initialized(model: nn.Module, cfg: CfgNode, parts: Builder) -> nn.Module:
     """Return a model whose lazy modules, such as ``LazyLinear``, have weights, by the shapes of a training batch.
 
     Its other modules do not change: they are in eval mode.
@@ -255,7 +275,7 @@ def outputs_of(
 
 
 def predictions(
-    trainer: "SimpleTrainer",
+    trainer: EvaluatedTrainer,
     data_loader: Iterable[Batch],
     with_batches: bool = False,
     predict: Predict | None = None,
@@ -278,7 +298,7 @@ def predictions(
 
 
 def _predictions(
-    trainer: "SimpleTrainer", data_loader: Iterable[Batch], with_batches: bool, predict: Predict
+    trainer: EvaluatedTrainer, data_loader: Iterable[Batch], with_batches: bool, predict: Predict
 ) -> Generator[Outputs, None, None]:
     with scratch_storage(trainer.iter):
         trainer.emit("before_predict")

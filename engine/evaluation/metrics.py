@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,10 +24,7 @@ from ..data.loader import move_to_device
 from ..modeling.build import build_loss
 from ..modeling.outputs import Terms, entries_of, num_terms, terms_of
 from ..modeling.zoo import classes_second
-from .evaluator import Batch, Outputs
-
-if TYPE_CHECKING:
-    from ..simple_trainer import SimpleTrainer
+from .evaluator import Batch, EvaluatedTrainer, Outputs
 
 
 @runtime_checkable
@@ -303,7 +300,7 @@ def collect(batches: Iterable[Outputs], all_ranks: bool = True, pad_value: float
     return _join(list(chain.from_iterable(shares)), pad_value)
 
 
-def gather(trainer: "SimpleTrainer", value: Outputs) -> Outputs:
+def gather(trainer: EvaluatedTrainer, value: Outputs) -> Outputs:
     """Collective. Return the values of all ranks, concatenated in the order of ranks, on the trainer's device.
 
     It is ``trainer.gather(value)``.

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import Any, SupportsFloat
 
 from torch import nn
 
@@ -20,7 +20,9 @@ from ..modeling.build import loss_module_of
 from ..modeling.outputs import Terms
 from .evaluator import (
     Batch,
+    Builder,
     DatasetEvaluator,
+    EvaluatedTrainer,
     Outputs,
     Predict,
     Results,
@@ -30,9 +32,6 @@ from .evaluator import (
     scratch_storage,
 )
 
-if TYPE_CHECKING:
-    from ..defaults import DefaultTrainer
-
 logger = logging.getLogger(__name__)
 
 
@@ -41,7 +40,7 @@ def evaluate_test_sets(
     cfg: CfgNode,
     model: nn.Module,
     evaluators: DatasetEvaluator | Sequence[DatasetEvaluator] | None,
-    parts: "type[DefaultTrainer]",
+    parts: Builder,
 ) -> Results:
     """See :meth:`DefaultTrainer.test`. ``parts`` is the trainer's class, or another object with its ``build_*``."""
     names = list(map(name_of, cfg.DATASETS.TEST))
@@ -87,7 +86,7 @@ def evaluate_test_sets(
 
 
 def evaluate(
-    trainer: "DefaultTrainer", test: Callable[[], Mapping[str, Any]], max_batches: int | None = None
+    trainer: EvaluatedTrainer, test: Callable[[], Mapping[str, Any]], max_batches: int | None = None
 ) -> Mapping[str, Any]:
     """See :meth:`DefaultTrainer.evaluate`."""
     if max_batches is not None:
@@ -107,7 +106,7 @@ def evaluate(
     return results
 
 
-def results_of(trainer: "DefaultTrainer", cfg: CfgNode) -> Results:
+def results_of(trainer: EvaluatedTrainer, cfg: CfgNode) -> Results:
     """Return the results of a DefaultTrainer's ``test()``, on all ranks."""
     if not cfg.DATASETS.TEST:
         return {}
@@ -120,7 +119,7 @@ def results_of(trainer: "DefaultTrainer", cfg: CfgNode) -> Results:
 
 
 @contextmanager
-def own_loss(trainer: "DefaultTrainer", cfg: CfgNode) -> Iterator[CfgNode]:
+def own_loss(trainer: EvaluatedTrainer, cfg: CfgNode) -> Iterator[CfgNode]:
     """Return a config whose evaluations use the trainer's loss, in eval mode, if that has parameters or buffers."""
     if trainer.loss_module is None:
         yield cfg
@@ -155,7 +154,7 @@ def predictor(adapter: ModelAdapter, evaluator: Any, settings: Mapping[str, obje
     return predict
 
 
-def sanity_check(trainer: "DefaultTrainer", own_test: bool) -> None:
+def sanity_check(trainer: EvaluatedTrainer, own_test: bool) -> None:
     """Evaluate a few batches of each test set, so that an error there appears before anything is written.
 
     Does not put the results into the storage. Emits ``before_sanity_check`` and ``after_sanity_check(results)``.
