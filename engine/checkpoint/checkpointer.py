@@ -9,7 +9,8 @@ loaded, with ``weights_only=True``, so no code in it runs.
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from inspect import signature
 from operator import methodcaller
@@ -19,18 +20,21 @@ from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
 from iopath.common.file_io import g_pathmgr
 from torch import nn
 
-from ...config.atomic import OnError, remove_leftovers
+from ...config.atomic import OnError, check_on_error, remove_leftovers
 from ...config.errors import ConfigError, as_config_error
 from ...hooks.common import optimizer_in_eval_mode, plain_name, unwrap_model
 from .. import comm
-from .files import OnSaved, Writer, read_tag, remove_checkpoint, write_checkpoint, write_file
+from .files import CheckpointError, read_tag, remove_checkpoint, write_checkpoint, write_file, write_twice
 from .find_checkpoint import find_checkpoint, find_named, find_resumable
 from .matching import LoadReport, load_weights, split_query
-from .state import to_plain
+from .state import copy_to_host, to_plain
 from .weights import choose_weights, read_checkpoint
 
+OnSaved = Callable[[CheckpointError | None], Any]
+"""Called with None when a file is written, or with the error that prevented it."""
 
-class Checkpointer(Writer, FvcoreCheckpointer):
+
+class Checkpointer(FvcoreCheckpointer):
     """Saves and loads a model and other objects with ``state_dict()`` and ``load_state_dict()``.
 
     The interface is fvcore's.
@@ -42,7 +46,7 @@ class Checkpointer(Writer, FvcoreCheckpointer):
             only the last one is resumed from.
         save_to_disk: whether this process writes; by default only the main process does.
         asynchronous: :meth:`save` copies the state in memory, and a thread writes the file while training continues.
-            The copy needs as much memory as the state.
+            The copy needs as much memory as the state. The program waits for the thread before it exits.
         on_error: what to do if a write and its one retry fail: "stop" raises a CheckpointError, "continue" logs it.
         **checkpointables: the other objects by name, such as ``trainer=trainer``.
     """
@@ -60,13 +64,16 @@ class Checkpointer(Writer, FvcoreCheckpointer):
         on_error: OnError = "stop",
         **checkpointables: Any,
     ) -> None:
+        check_on_error(on_error)
         save_to_disk = comm.is_main_process() if save_to_disk is None else save_to_disk
-        Writer.__init__(self, asynchronous, on_error)
-        model = unwrap_model(model)
-        FvcoreCheckpointer.__init__(self, model, save_dir, save_to_disk=save_to_disk, **checkpointables)
+        super().__init__(unwrap_model(model), save_dir, save_to_disk=save_to_disk, **checkpointables)
         for handler in dict.fromkeys(g_pathmgr._path_handlers.values()):  # those that configs are opened with
             self.path_manager.register_handler(handler)
         self.logger = logging.getLogger(__name__)
+        self.asynchronous = asynchronous
+        self.on_error = on_error
+        self._thread: ThreadPoolExecutor | None = None
+        self._pending: tuple[Future[CheckpointError | None], OnSaved | None] | None = None
         self.loaded_from = ""
         """The path that :meth:`load` loaded last."""
         self.load_report = LoadReport(0, 0)
@@ -121,7 +128,19 @@ class Checkpointer(Writer, FvcoreCheckpointer):
             weights = {plain_name(name): value for name, value in self.model.state_dict().items()}
             contents = {"model": weights, **{name: one.state_dict() for name, one in self.checkpointables.items()}}
             state = self._plain({**contents, **kwargs})
-            self._start_write(path, state, partial(self._write, path, tag_last=tag_last, outdated=outdated), then)
+            write = partial(self._write, path, tag_last=tag_last, outdated=outdated)
+            if not self.asynchronous:
+                self._report(write_twice(path, partial(write, state)), then)
+                return
+            state, copied = copy_to_host(state)
+
+        def write_copy() -> None:
+            for event in copied:
+                event.synchronize()
+            write(state)
+
+        self._thread = self._thread or ThreadPoolExecutor(1, "hookline-checkpoint")
+        self._pending = self._thread.submit(write_twice, path, write_copy), then
 
     def _plain(self, contents: dict[str, Any]) -> Any:
         """Return the state to write as plain data and tensors, which are not copied."""
@@ -159,6 +178,40 @@ class Checkpointer(Writer, FvcoreCheckpointer):
     def remove(self, path: str) -> None:
         """Remove a checkpoint that this run wrote. Errors are logged; missing files are ignored."""
         remove_checkpoint(path, self.save_dir)
+
+    def poll(self) -> None:
+        """Like :meth:`wait`, but does nothing while the write has not ended. ``PeriodicCheckpointer`` calls it then."""
+        if self._pending is not None and self._pending[0].done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until an asynchronous save is on disk.
+
+        Raises:
+            CheckpointError: the write failed, and ``on_error`` is "stop".
+        """
+        if self._pending is not None:
+            (write, then), self._pending = self._pending, None
+            self._report(write.result(), then)
+
+    def _report(self, failure: CheckpointError | None, then: OnSaved | None) -> None:
+        if failure is not None and self.on_error == "continue":
+            self.logger.error(
+                "Training continues without this checkpoint; the next one is saved when it is due: %s", failure
+            )
+        if then is not None:
+            then(failure)
+        if failure is not None and self.on_error == "stop":
+            raise failure
+
+    def close(self) -> None:
+        """Call :meth:`wait`, and end the thread of asynchronous saves. Further saves are allowed."""
+        try:
+            self.wait()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+            self._thread = None
 
     # ------------------------------------------------------------------ loading
 

@@ -13,25 +13,20 @@ import time
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
 from typing import IO, Any
 
 import numpy as np
 import torch
 
 from ...config.atomic import (
-    OnError,
     WriteError,
-    check_on_error,
     displaced,
     is_checkpoint_folder,
     remove_path,
     replace_file,
 )
 from ...config.errors import ConfigError, first_line, printable
-from .state import copy_to_host
 
 logger = logging.getLogger(__name__)
 
@@ -261,96 +256,21 @@ class CheckpointError(WriteError):
     verb = "save"
 
 
-OnSaved = Callable[[CheckpointError | None], Any]
-"""Called with None when a file is written, or with the error that prevented it."""
-
-
 def write_twice(path: str, write: Callable[[], Any]) -> CheckpointError | None:
     """Call ``write()``, which writes ``path``, and call it once more after an OSError.
 
     Returns:
         None, or the error of the second call.
     """
-    try:
-        write()
-        return None
-    except OSError as error:
-        logger.warning("Retrying once: %s", CheckpointError.of(path, error))
-    time.sleep(RETRY_AFTER)
-    try:
-        write()
-        return None
-    except OSError as error:
-        failure = CheckpointError.of(path, error)
-        failure.__cause__ = error
-        return failure
-
-
-class Writer:
-    """Writes files one at a time, at once or on a thread. A base class of the Checkpointer.
-
-    Args:
-        asynchronous: copy the state in memory, and write it on a thread. It is not a daemon: the program waits for it
-            before it exits.
-        on_error: what to do with an error of a write: "stop" raises it, "continue" logs it.
-    """
-
-    def __init__(self, asynchronous: bool, on_error: OnError) -> None:
-        check_on_error(on_error)
-        self.asynchronous = asynchronous
-        self.on_error = on_error
-        self._thread: ThreadPoolExecutor | None = None
-        self._pending: tuple[Future[CheckpointError | None], OnSaved | None] | None = None
-
-    def _start_write(self, path: str, state: Any, write: Callable[[Any], Any], then: OnSaved | None) -> None:
-        """Call ``write(state)``, which writes ``path``, see :func:`write_twice`; then call ``then``.
-
-        Raises:
-            CheckpointError: the write failed; ``then`` was called.
-        """
-        if not self.asynchronous:
-            self._report(write_twice(path, partial(write, state)), then)
-            return
-        state, copied = copy_to_host(state)
-
-        def write_copy() -> None:
-            for event in copied:
-                event.synchronize()
-            write(state)
-
-        self._thread = self._thread or ThreadPoolExecutor(1, "hookline-checkpoint")
-        self._pending = self._thread.submit(write_twice, path, write_copy), then
-
-    def poll(self) -> None:
-        """Like :meth:`wait`, but does nothing while the write has not ended. ``PeriodicCheckpointer`` calls it then."""
-        if self._pending is not None and self._pending[0].done():
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait until an asynchronous save is on disk.
-
-        Raises:
-            CheckpointError: the write failed, and ``on_error`` is "stop".
-        """
-        if self._pending is not None:
-            (write, then), self._pending = self._pending, None
-            self._report(write.result(), then)
-
-    def _report(self, failure: CheckpointError | None, then: OnSaved | None) -> None:
-        if failure is not None and self.on_error == "continue":
-            logger.error(
-                "Training continues without this checkpoint; the next one is saved when it is due: %s", failure
-            )
-        if then is not None:
-            then(failure)
-        if failure is not None and self.on_error == "stop":
-            raise failure
-
-    def close(self) -> None:
-        """Call :meth:`wait`, and end the thread of asynchronous saves. Further saves are allowed."""
+    failure = None
+    for last in (False, True):
         try:
-            self.wait()
-        finally:
-            if self._thread is not None:
-                self._thread.shutdown()
-            self._thread = None
+            write()
+            return None
+        except OSError as error:
+            failure = CheckpointError.of(path, error)
+            failure.__cause__ = error
+        if not last:
+            logger.warning("Retrying once: %s", failure)
+            time.sleep(RETRY_AFTER)
+    return failure
