@@ -33,12 +33,9 @@ def checkpointer_for(model: nn.Module, save_dir: str = "", **options: Any) -> Ch
     if "optimizer" in options:
         if has_shards(model):
             raise ConfigError("CHECKPOINT.TRAINABLE_ONLY: is for models that are not sharded; set it to False")
-        from .trainable_only import FrozenWeights
+        from .trainable_only import TrainableCheckpointer
 
-        frozen = FrozenWeights(model, options.pop("optimizer"))
-        checkpointer = Checkpointer(model, save_dir, **options)
-        checkpointer.frozen = frozen
-        return checkpointer
+        return TrainableCheckpointer(model, save_dir, **options)
     if not has_shards(model):
         return Checkpointer(model, save_dir, **options)
     from .sharded_checkpointer import ShardedCheckpointer  # imports torch.distributed.checkpoint: half a second

@@ -10,7 +10,7 @@ loaded, with ``weights_only=True``, so no code in it runs.
 import logging
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from inspect import signature
 from operator import methodcaller
@@ -21,13 +21,13 @@ from iopath.common.file_io import g_pathmgr
 from torch import nn
 
 from ...config.atomic import OnError, check_on_error, remove_leftovers
-from ...config.errors import ConfigError, as_config_error
+from ...config.errors import as_config_error
 from ...hooks.common import optimizer_in_eval_mode, plain_name, unwrap_model
 from .. import comm
-from .files import CheckpointError, read_tag, remove_checkpoint, write_checkpoint, write_file, write_twice
+from .files import CheckpointError, read_tag, remove_checkpoint, start_write, write_checkpoint, write_file
 from .find_checkpoint import find_checkpoint, find_named, find_resumable
 from .matching import LoadReport, load_weights, split_query
-from .state import copy_to_host, to_plain
+from .state import to_plain
 from .weights import choose_weights, read_checkpoint
 
 OnSaved = Callable[[CheckpointError | None], Any]
@@ -46,7 +46,7 @@ class Checkpointer(FvcoreCheckpointer):
             only the last one is resumed from.
         save_to_disk: whether this process writes; by default only the main process does.
         asynchronous: :meth:`save` copies the state in memory, and a thread writes the file while training continues.
-            The copy needs as much memory as the state. The program waits for the thread before it exits.
+            The copy needs as much memory as the state.
         on_error: what to do if a write and its one retry fail: "stop" raises a CheckpointError, "continue" logs it.
         **checkpointables: the other objects by name, such as ``trainer=trainer``.
     """
@@ -72,7 +72,6 @@ class Checkpointer(FvcoreCheckpointer):
         self.logger = logging.getLogger(__name__)
         self.asynchronous = asynchronous
         self.on_error = on_error
-        self._thread: ThreadPoolExecutor | None = None
         self._pending: tuple[Future[CheckpointError | None], OnSaved | None] | None = None
         self.loaded_from = ""
         """The path that :meth:`load` loaded last."""
@@ -83,8 +82,6 @@ class Checkpointer(FvcoreCheckpointer):
         """The checkpoint that :meth:`resume_or_load` resumed from; empty if there was none."""
         self._verified = ""  # the checkpoint whose checksums were compared just now
         self._has_folder = False
-        self.frozen: Any = None
-        """The weights that saves leave out: see :class:`~hookline.engine.checkpoint.trainable_only.FrozenWeights`."""
         self.base: tuple[str, str] = ("", "model")
         """The arguments ``path`` and ``weights_from`` of :meth:`resume_or_load`."""
 
@@ -106,8 +103,8 @@ class Checkpointer(FvcoreCheckpointer):
             tag_last: point ``last_checkpoint`` to the file, so that a resume starts from it.
             outdated: paths of files to remove once the new one is written.
             then: called at the end on the calling thread, with None, or with the error that prevented the write.
-                After an asynchronous save the next call of :meth:`save`, :meth:`poll`, :meth:`wait` or :meth:`close`
-                calls it. A process that does not write calls it at once.
+                After an asynchronous save the next :meth:`save`, :meth:`poll` or :meth:`wait` calls it. A process that
+                does not write calls it at once.
             **kwargs: further data to save; :meth:`load` returns it.
 
         Raises:
@@ -129,22 +126,13 @@ class Checkpointer(FvcoreCheckpointer):
             contents = {"model": weights, **{name: one.state_dict() for name, one in self.checkpointables.items()}}
             state = self._plain({**contents, **kwargs})
             write = partial(self._write, path, tag_last=tag_last, outdated=outdated)
+            self._pending = start_write(path, write, state, self.asynchronous), then
             if not self.asynchronous:
-                self._report(write_twice(path, partial(write, state)), then)
-                return
-            state, copied = copy_to_host(state)
-
-        def write_copy() -> None:
-            for event in copied:
-                event.synchronize()
-            write(state)
-
-        self._thread = self._thread or ThreadPoolExecutor(1, "hookline-checkpoint")
-        self._pending = self._thread.submit(write_twice, path, write_copy), then
+                self.wait()
 
     def _plain(self, contents: dict[str, Any]) -> Any:
         """Return the state to write as plain data and tensors, which are not copied."""
-        return to_plain(contents if self.frozen is None else self.frozen.leave_out(contents), "checkpoint")
+        return to_plain(contents, "checkpoint")
 
     def _write(self, path: str, state: Any, tag_last: bool, outdated: Iterable[str]) -> None:
         """Write a checkpoint, then point ``last_checkpoint`` to it, then remove outdated ones."""
@@ -180,7 +168,7 @@ class Checkpointer(FvcoreCheckpointer):
         remove_checkpoint(path, self.save_dir)
 
     def poll(self) -> None:
-        """Like :meth:`wait`, but does nothing while the write has not ended. ``PeriodicCheckpointer`` calls it then."""
+        """Call :meth:`wait` if an asynchronous save has ended. ``PeriodicCheckpointer`` does so in each step."""
         if self._pending is not None and self._pending[0].done():
             self.wait()
 
@@ -190,11 +178,10 @@ class Checkpointer(FvcoreCheckpointer):
         Raises:
             CheckpointError: the write failed, and ``on_error`` is "stop".
         """
-        if self._pending is not None:
-            (write, then), self._pending = self._pending, None
-            self._report(write.result(), then)
-
-    def _report(self, failure: CheckpointError | None, then: OnSaved | None) -> None:
+        if self._pending is None:
+            return
+        (write, then), self._pending = self._pending, None
+        failure = write.result()
         if failure is not None and self.on_error == "continue":
             self.logger.error(
                 "Training continues without this checkpoint; the next one is saved when it is due: %s", failure
@@ -203,15 +190,6 @@ class Checkpointer(FvcoreCheckpointer):
             then(failure)
         if failure is not None and self.on_error == "stop":
             raise failure
-
-    def close(self) -> None:
-        """Call :meth:`wait`, and end the thread of asynchronous saves. Further saves are allowed."""
-        try:
-            self.wait()
-        finally:
-            if self._thread is not None:
-                self._thread.shutdown()
-            self._thread = None
 
     # ------------------------------------------------------------------ loading
 
@@ -254,12 +232,8 @@ class Checkpointer(FvcoreCheckpointer):
         incompatible = self._load_model(checkpoint)
         if incompatible is not None:  # subclasses written for fvcore may return None
             self._log_incompatible_keys(incompatible)
-        if strict and (differences := self.load_report.differences()):
-            raise ConfigError(
-                "\n".join([f"{path} does not fit the model exactly, as strict loading requires:", *differences])
-            )
-        if self.frozen is not None:
-            self.frozen.read_from(self, path, weights_from, checkpoint.get("left_out"))
+        if strict:
+            self.load_report.check_exact(path)
         for name in self.checkpointables if checkpointables is None else checkpointables:
             if name not in checkpoint:
                 self.logger.warning("%s holds no %r: it stays as it is", path, name)

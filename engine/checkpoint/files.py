@@ -12,21 +12,17 @@ import tempfile
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from typing import IO, Any
 
 import numpy as np
 import torch
 
-from ...config.atomic import (
-    WriteError,
-    displaced,
-    is_checkpoint_folder,
-    remove_path,
-    replace_file,
-)
+from ...config.atomic import WriteError, displaced, is_checkpoint_folder, remove_path, replace_file
 from ...config.errors import ConfigError, first_line, printable
+from .state import copy_to_host
 
 logger = logging.getLogger(__name__)
 
@@ -256,21 +252,45 @@ class CheckpointError(WriteError):
     verb = "save"
 
 
-def write_twice(path: str, write: Callable[[], Any]) -> CheckpointError | None:
-    """Call ``write()``, which writes ``path``, and call it once more after an OSError.
+def start_write(
+    path: str, write: Callable[[Any], Any], state: Any, asynchronous: bool
+) -> "Future[CheckpointError | None]":
+    """Call ``write(state)``, which writes ``path``, and once more after an OSError.
+
+    Args:
+        path, write, state: as above.
+        asynchronous: copy the state in memory, and write the copy on a thread. The program waits for it before it
+            exits.
 
     Returns:
-        None, or the error of the second call.
+        None, or the error of the second call; without ``asynchronous`` it is there already.
     """
+    if not asynchronous:
+        done: Future[CheckpointError | None] = Future()
+        done.set_result(_write_twice(path, write, state))
+        return done
+    state, copied = copy_to_host(state)
+    thread = ThreadPoolExecutor(1, "hookline-checkpoint")
+    try:
+        return thread.submit(_write_twice, path, write, state, copied)
+    finally:
+        thread.shutdown(wait=False)  # the thread ends after the write
+
+
+def _write_twice(
+    path: str, write: Callable[[Any], Any], state: Any, copied: Iterable[torch.cuda.Event] = ()
+) -> CheckpointError | None:
+    for event in copied:
+        event.synchronize()
     failure = None
-    for last in (False, True):
+    for retry in (True, False):
         try:
-            write()
+            write(state)
             return None
         except OSError as error:
             failure = CheckpointError.of(path, error)
             failure.__cause__ = error
-        if not last:
+        if retry:
             logger.warning("Retrying once: %s", failure)
             time.sleep(RETRY_AFTER)
     return failure

@@ -69,6 +69,13 @@ class LoadReport:
             texts += ["\n  ".join([f"{what} ({len(names)}):", *names[:_MAX_LINES], *more])] if names else []
         return texts
 
+    def check_exact(self, path: str) -> None:
+        """Raise a ConfigError if the weights of a file and the model's are not the same ones."""
+        if differences := self.differences():
+            raise ConfigError(
+                "\n".join([f"{path} does not fit the model exactly, as strict loading requires:", *differences])
+            )
+
     def log(self, logger: logging.Logger, path: str, which: str = "model") -> None:
         """Log what was loaded at INFO, and each kind of difference at WARNING.
 

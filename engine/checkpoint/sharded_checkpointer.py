@@ -45,7 +45,7 @@ class ShardedCheckpointer(Checkpointer):
 
     def poll(self) -> None:
         """Do nothing. Ranks finish writing at different times, but must learn the result at the same step: the next
-        :meth:`save`, :meth:`wait` or :meth:`close` reports it.
+        :meth:`save` or :meth:`wait` reports it.
         """
 
     def _plain(self, contents: dict[str, Any]) -> Any:

@@ -58,9 +58,9 @@ class FvcoreAdapter:
             self.path_manager.rm(path)
 
     def poll(self) -> None:
-        """Do nothing, as :meth:`wait` and :meth:`close`: a save is complete when it returns."""
+        """Do nothing, as :meth:`wait`: a save is complete when it returns."""
 
-    wait = close = poll
+    wait = poll
 
     def fetch(self, path: str) -> str:
         return str(self.path_manager.get_local_path(path))

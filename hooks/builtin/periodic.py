@@ -125,7 +125,7 @@ class PeriodicCheckpointer(HookBase):
             raise self._error
 
     def after_run(self) -> None:
-        self.checkpointer.close()
+        self.checkpointer.wait()
 
     # ------------------------------------------------------------------ for subclasses with a schedule of their own
 

@@ -204,7 +204,7 @@ def test_an_asynchronous_save_has_the_weights_of_its_step(tmp_path):
         checkpointer.wait()
         saved = torch.load(Path(tmp_path, "state.pth"), weights_only=True)["model"]["weight"]
         assert torch.equal(saved.cuda(), before)
-    checkpointer.close()
+    checkpointer.wait()
 
 
 def peak(act):

@@ -314,7 +314,7 @@ def test_behind_a_uri_checkpoints_are_saved_kept_and_resumed(tmp_path, asynchron
     checkpointer = in_bucket(tmp_path, net(1.0), asynchronous=asynchronous)
     checkpointer.save("model_1", iteration=1)
     checkpointer.save("model_2", iteration=2, outdated=["bucket://run/model_1.pth"])
-    checkpointer.close()
+    checkpointer.wait()
     assert names(tmp_path) == ["last_checkpoint", "model_1.pth", "model_2.pth"]
     assert "bucket://run/model_1.pth is kept" in log.text
     model = net()
