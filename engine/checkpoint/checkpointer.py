@@ -53,6 +53,7 @@ class Checkpointer(FvcoreCheckpointer):
 
     needs_all_ranks = False
     """Whether all ranks must call :meth:`save` together."""
+    remove = remove_checkpoint
 
     def __init__(
         self,
@@ -82,8 +83,7 @@ class Checkpointer(FvcoreCheckpointer):
         """The checkpoint that :meth:`resume_or_load` resumed from; empty if there was none."""
         self._verified = ""  # the checkpoint whose checksums were compared just now
         self._has_folder = False
-        self.base: tuple[str, str] = ("", "model")
-        """The arguments ``path`` and ``weights_from`` of :meth:`resume_or_load`."""
+        self.base = "", "model"  # the arguments path and weights_from of resume_or_load()
 
     # ------------------------------------------------------------------ saving
 
@@ -136,8 +136,7 @@ class Checkpointer(FvcoreCheckpointer):
 
     def _write(self, path: str, state: Any, tag_last: bool, outdated: Iterable[str]) -> None:
         """Write a checkpoint, then point ``last_checkpoint`` to it, then remove outdated ones."""
-        if not self._has_folder:
-            self._make_folder()
+        self._make_folder()
         write_file(path, partial(write_checkpoint, data=state), self.path_manager)
         self._conclude(path, tag_last, outdated)
 
@@ -145,15 +144,10 @@ class Checkpointer(FvcoreCheckpointer):
         if tag_last:
             self.tag_last_checkpoint(os.path.basename(path))
         for old in outdated:
-            if old != path:
-                self.remove(old)
+            self.remove(old)
 
     def _make_folder(self) -> None:
-        """Before the first write, create the folder and remove temporary files of killed processes.
-
-        A folder that is gone later is not created again: a disk may be unmounted.
-        """
-        if "://" not in self.save_dir:
+        if not self._has_folder and "://" not in self.save_dir:  # not again later: a disk may be unmounted
             os.makedirs(self.save_dir, exist_ok=True)
             remove_leftovers(self.save_dir)
         self._has_folder = True
@@ -162,10 +156,6 @@ class Checkpointer(FvcoreCheckpointer):
         """Point ``last_checkpoint`` to a file of ``save_dir``."""
         tag = os.path.join(self.save_dir, "last_checkpoint")
         write_file(tag, methodcaller("write", last_filename_basename.encode()), self.path_manager)
-
-    def remove(self, path: str) -> None:
-        """Remove a checkpoint that this run wrote. Errors are logged; missing files are ignored."""
-        remove_checkpoint(path, self.save_dir)
 
     def poll(self) -> None:
         """Call :meth:`wait` if an asynchronous save has ended. ``PeriodicCheckpointer`` does so in each step."""
@@ -182,14 +172,12 @@ class Checkpointer(FvcoreCheckpointer):
             return
         (write, then), self._pending = self._pending, None
         failure = write.result()
-        if failure is not None and self.on_error == "continue":
-            self.logger.error(
-                "Training continues without this checkpoint; the next one is saved when it is due: %s", failure
-            )
         if then is not None:
             then(failure)
         if failure is not None and self.on_error == "stop":
             raise failure
+        if failure is not None:
+            self.logger.error("Training continues without this checkpoint, until the next save: %s", failure)
 
     # ------------------------------------------------------------------ loading
 

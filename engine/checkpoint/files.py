@@ -222,7 +222,7 @@ def write_file(path: str, write: Callable[[IO[bytes]], Any], path_manager: Any) 
             raise OSError(f"{type(error).__name__}: {error}") from error
 
 
-def remove_checkpoint(path: str, folder: str) -> None:
+def remove_checkpoint(checkpointer: Any, path: str) -> None:
     """Remove a checkpoint that a run wrote into its folder. Errors are logged; missing files are ignored."""
     if "://" in path:
         logger.warning("%s is kept: checkpoints behind a URI are not removed", path)
@@ -230,7 +230,7 @@ def remove_checkpoint(path: str, folder: str) -> None:
     if not os.path.lexists(path):
         return
     parent, name = os.path.split(os.path.abspath(path))
-    of_a_run = parent == os.path.abspath(folder) and name.endswith(".pth")
+    of_a_run = parent == os.path.abspath(checkpointer.save_dir) and name.endswith(".pth")
     if not of_a_run or (os.path.isdir(path) and not is_checkpoint_folder(path)):
         logger.warning("%s was not written by this run, and is not removed", path)
         return
