@@ -35,9 +35,7 @@ OnSaved = Callable[[CheckpointError | None], Any]
 
 
 class Checkpointer(FvcoreCheckpointer):
-    """Saves and loads a model and other objects with ``state_dict()`` and ``load_state_dict()``.
-
-    The interface is fvcore's.
+    """Saves and loads a model and other objects with ``state_dict()`` and ``load_state_dict()``, as fvcore's does.
 
     Args:
         model: the model.
@@ -109,8 +107,7 @@ class Checkpointer(FvcoreCheckpointer):
 
         Raises:
             TypeError: some state is neither a tensor nor plain data; the message says where.
-            CheckpointError: the file, or that of an earlier asynchronous save, cannot be written. Files on disk are
-                unchanged.
+            CheckpointError: this file, or that of an asynchronous save, cannot be written. Earlier files remain.
         """
         if not self.save_dir or not (self.save_to_disk or self.needs_all_ranks):
             if then is not None:
@@ -199,8 +196,7 @@ class Checkpointer(FvcoreCheckpointer):
             The remaining content of the file, such as ``iteration``.
 
         Raises:
-            ConfigError: the file is missing, corrupt or not a checkpoint; no weight fits the model; or ``strict`` is
-                set and some do not.
+            ConfigError: the file is missing, corrupt or not a checkpoint, or does not fit the model.
         """
         if not path:
             kept = f"the model keeps the weights of {self.loaded_from}" if self.loaded_from else "training from scratch"
@@ -241,8 +237,7 @@ class Checkpointer(FvcoreCheckpointer):
             resume: whether to look for a last checkpoint and load all of it. Corrupt ones are skipped with a warning.
                 Or the path of a checkpoint to resume from, or its name in ``save_dir``.
             strict: see :meth:`load`; applies to ``path`` only.
-            weights_from: see :meth:`load`. A resume that also loads a trainer takes the model's weights: the
-                trainer's hooks load the averaged ones.
+            weights_from: see :meth:`load`. A resume that also loads a trainer takes the model's weights.
 
         Returns:
             The remaining content of the file.
@@ -272,11 +267,6 @@ class Checkpointer(FvcoreCheckpointer):
             return str(super().get_checkpoint_file())
         name = read_tag(self.save_dir)
         return os.path.join(self.save_dir, name) if name else ""
-
-    def get_all_checkpoint_files(self) -> list[str]:
-        """Return the paths of all checkpoints in ``save_dir``. Sharded ones are folders."""
-        names = [name for name in os.listdir(self.save_dir) if name.endswith(".pth")]
-        return [os.path.join(self.save_dir, name) for name in names]
 
     # ------------------------------------------------------------------ methods that subclasses for fvcore override
 

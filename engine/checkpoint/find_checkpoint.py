@@ -85,7 +85,8 @@ def find_resumable(checkpointer: Any) -> str:
     needed = checkpointer.checkpointables.keys() & {"trainer"} or ({"iteration"} if not tagged else set())
     if last and first_resumable([last], needed):
         return _in_own_folder(checkpointer, last)
-    found = first_resumable(comm.on_main_process(lambda: _other_checkpoints(checkpointer, last)), needed)
+    others = comm.on_main_process(lambda: newest_first(path for path in checkpoints_in(folder) if path != last))
+    found = first_resumable(others, needed)
     if found:
         logger.warning("Resuming from %s, the newest intact checkpoint", found)
     elif tagged:
@@ -101,9 +102,10 @@ def _in_own_folder(checkpointer: Any, path: str) -> str:
     return path if comm.is_main_process() or not path else os.path.join(checkpointer.save_dir, os.path.basename(path))
 
 
-def _other_checkpoints(checkpointer: Any, last: str) -> list[str]:
+def checkpoints_in(folder: str) -> list[str]:
+    """Return the paths of all checkpoints in a local folder. Sharded ones are folders."""
     with suppress(OSError):  # there is no folder
-        return newest_first(path for path in checkpointer.get_all_checkpoint_files() if path != last)
+        return [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".pth")]
     return []
 
 
@@ -238,7 +240,5 @@ def saved_config(folder: str) -> str:
     Returns:
         The dump of the config; empty if no checkpoint has one.
     """
-    paths: list[str] = []
-    with suppress(OSError):
-        paths = newest_first(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".pth"))
+    paths = newest_first(checkpoints_in(folder))
     return next((text for path in paths if (text := str(saved_run(path).get("config", "")))), "")

@@ -22,8 +22,7 @@ from ...config.errors import printable
 from ...hooks.base import HookBase
 from ...runs.reading import Curve, is_measured, read_run
 from .. import comm
-from ..checkpoint import Checkpointer
-from ..checkpoint.find_checkpoint import first_resumable, iteration_of, newest_first
+from ..checkpoint.find_checkpoint import checkpoints_in, first_resumable, iteration_of, newest_first
 from ..defaults import DefaultTrainer
 from ..launch import launch
 from ..run import default_setup
@@ -174,9 +173,7 @@ def find_checkpoint(run: str, iteration: int) -> str:
     """Return the path of a run's newest whole checkpoint before a step; empty if there is none. All ranks call it."""
 
     def earlier() -> list[str]:
-        reader = Checkpointer(model=None, save_dir=run)  # type: ignore[arg-type]
-        paths = newest_first(reader.get_all_checkpoint_files())
-        return [path for path in paths if 0 <= iteration_of(path) < iteration]
+        return [path for path in newest_first(checkpoints_in(run)) if 0 <= iteration_of(path) < iteration]
 
     return first_resumable(comm.on_main_process(earlier), {"trainer"})
 
