@@ -181,7 +181,8 @@ def check_scheduler(cfg: CfgNode) -> ComponentKey:
     Raises:
         ConfigError: name or arguments are wrong, or a key does not fit the scheduler.
     """
-    cfg = resolve_lengths(cfg, 1)  # to check the lengths; the data is not known yet
+    if cfg.SOLVER.LR_SCHEDULER_ARGS:
+        cfg = resolve_lengths(cfg, 1)  # to check the lengths; the data is not known yet
     name, target = cfg.SOLVER.LR_SCHEDULER_NAME, _target(cfg.SOLVER)
     if isinstance(target, type):
         takes_optimizer = issubclass(target, TorchScheduler | TimmScheduler)
