@@ -11,18 +11,19 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, Literal, Never, Self
+from typing import Any, Literal, Self
 
 from ..config import ConfigError
-from ..hooks.base import HookBase, StopTraining
+from ..hooks.base import HookBase, StopTraining  # noqa: F401 (detectron2 has HookBase in this module)
 from ..hooks.event_storage import EventStorage, get_event_storage
 from ..hooks.functions import on_event
-from ..hooks.hook_list import HookList
+from ..hooks.hook_list import HookList, WithHooks
 from . import comm
-from .parallel.rank_sync import RankSync, StopRequest, as_failure, share_metrics
+from .parallel.rank_sync import RankSync, share_metrics
+from .run_end import StopRequest, TrainResult, as_failure, not_called
 
 logger = logging.getLogger(__name__)
 
@@ -31,69 +32,40 @@ Request = Literal["eval", "write", "save"]
 _PHASES: tuple[tuple[Request, str], ...] = (("eval", "on_eval"), ("write", "on_write"), ("save", "on_save"))
 
 
-@dataclass(frozen=True)
-class TrainResult:
-    """How a run ended.
-
-    Attributes:
-        reason: "completed", or the argument of ``request_stop``.
-        iteration: number of finished iterations, including those before a resume.
-        metrics: the last value of every metric.
-        exit_code: for the program: 0, or that of ``request_stop`` if the run should be resumed (see docs/errors.md).
-    """
-
-    reason: str
-    iteration: int
-    metrics: dict[str, float] = field(default_factory=dict)
-    exit_code: int = 0
-
-
 @dataclass
 class LoopState:
-    """What the loop keeps of one ``train()``, until the next one begins.
+    """What the loop keeps of one ``train()``, until the next one begins."""
 
-    Attributes:
-        storage: the metrics of the run so far; None in a new run. The next ``train()`` continues with them.
-        sync: exchanges requests with other ranks; None outside of training, and with one rank.
-        began: when training began, by ``time.monotonic()``.
-        in_step: whether ``before_step`` was called, and ``after_step`` not yet.
-        prepared: the iteration that :meth:`TrainerBase.prepare_for` was called in, by what it prepares for.
-        other_errors: exceptions that may be on their way in ``after_train`` without being an error of the run.
-        storage_at_end: the storage's state when the loop of a stopped run ended.
-        of_ranks: an iteration, and what its checkpoint holds of each rank.
-    """
-
-    storage: EventStorage | None = None
-    sync: RankSync | None = None
+    storage: EventStorage | None = None  # the metrics, with which the next train() continues; None in a new run
+    sync: RankSync | None = None  # exchanges requests with other ranks; None outside of training, and with one rank
     began: float = field(default_factory=time.monotonic)
-    in_step: bool = False
-    prepared: dict[Request, int] = field(default_factory=dict)
+    in_step: bool = False  # whether before_step was called, and after_step not yet
+    prepared: dict[Request, int] = field(default_factory=dict)  # the iteration of the last prepare_for
+    # Exceptions that may be on their way in after_train without being an error of the run.
     other_errors: list[BaseException | None] = field(default_factory=list)
-    storage_at_end: Mapping[str, Any] | None = None
-    of_ranks: tuple[int, Mapping[str, Any]] = (-1, {})
+    storage_at_end: Mapping[str, Any] | None = None  # the storage's state when the loop of a stopped run ended
+    of_ranks: tuple[int, Mapping[str, Any]] = (-1, {})  # an iteration, and what its checkpoint holds of each rank
 
 
-class TrainerBase:
+class TrainerBase(WithHooks):
     """Calls :meth:`run_step` repeatedly, and hooks around it. Does not know about models or data.
 
-    A subclass may have a loop of its own. It opens an :class:`~hookline.hooks.EventStorage` and calls the same methods
-    as :meth:`train`.
+    A subclass may have a loop of its own, which calls the same methods as :meth:`train` in an open
+    :class:`~hookline.hooks.EventStorage`.
 
     Attributes:
-        iter: the current iteration, from ``start_iter`` to ``max_iter - 1``; the number of finished iterations when
-            the loop has ended.
+        iter: the current iteration; the number of finished ones when the loop has ended.
         start_iter: the first iteration of this run.
         finished_iter: the last finished iteration.
         max_iter: the end of the run. If it is changed during training, hooks get ``set_max_iter(max_iter)``.
         epoch: the current pass over the data, from 0.
         iters_per_epoch: iterations in one pass, or None if unknown.
         epoch_ended: whether the current step is the last of its epoch.
-        storage: the :class:`~hookline.hooks.EventStorage` of the run.
-        hooks: the :class:`~hookline.hooks.hook_list.HookList`.
+        storage: the metrics of the run.
         requests: what is asked for at the end of this step, on all ranks: "eval", "write", "save".
         ending: whether the loop has ended: ``after_train``, the last metrics and the last checkpoint follow.
         run_complete: whether all is done, with the last evaluation and checkpoint, here or in the loaded checkpoint.
-        comm: the module of rank and collective functions, for hooks.
+        comm: the module of ranks, for hooks.
     """
 
     storage: EventStorage
@@ -125,9 +97,6 @@ class TrainerBase:
         self._stop: StopRequest | None = None
         self.requests.clear()
 
-    def __reduce_ex__(self, protocol: Any) -> Never:
-        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: make a new one")
-
     # ------------------------------------------------------------------ the loop
 
     def train(self, start_iter: int, max_iter: int) -> TrainResult:
@@ -135,13 +104,6 @@ class TrainerBase:
 
         If ``start_iter`` follows the last finished iteration, hooks continue; otherwise their state is reset
         (:meth:`HookBase.reset_state`). Weights and optimizer are used as they are.
-
-        Args:
-            start_iter: the first iteration.
-            max_iter: one more than the last iteration.
-
-        Returns:
-            How the run ended.
 
         Raises:
             Exception: the first error of a step or a hook, after ``after_train`` of all hooks.
@@ -177,15 +139,13 @@ class TrainerBase:
             iteration = self.iter
             TrainerBase.before_train(self)
             self.iter = iteration
-        elif (
-            self._loop.in_step
-            and self.finished_iter < self.start_iter
-            and type(self).after_step is not TrainerBase.after_step
-        ):
-            raise self._not_called("after_step")
-        if self._stop is not None:
-            raise self._error_to_end_loop(self._stop)
-        self._loop.in_step = True
+        loop, cls = self._loop, type(self)
+        if loop.in_step and self.finished_iter < self.start_iter and cls.after_step is not TrainerBase.after_step:
+            raise not_called(cls.__name__, "after_step")
+        if self._stop is not None:  # the loop does not look at stop_requested
+            loop.other_errors.append(end := self._stop.as_error(cls.__name__))
+            raise end
+        loop.in_step = True
         self.storage.iter = self.iter
         self._begin_step()
         if self.hooks.listeners["before_step"]:
@@ -199,7 +159,7 @@ class TrainerBase:
         """Count the step, call ``after_step`` of all hooks, then evaluate, write metrics and save where it is due."""
         loop = self._loop
         if not loop.in_step:
-            raise self._not_called("before_step")
+            raise not_called(type(self).__name__, "before_step")
         loop.in_step = False
         hooks, requests, iteration = self.hooks, self.requests, self.storage.iter
         if self.iter != iteration:
@@ -230,17 +190,18 @@ class TrainerBase:
         if not self.hooks.running or self.ending:  # the run has not begun
             return
         loop, error = self._loop, sys.exc_info()[1]
-        if error is not None and not any(error is other for other in loop.other_errors):
-            if isinstance(error, StopTraining):  # of a loop that does not catch it
-                self._leave_step(error)
-            else:
-                self._fail(error)
+        if any(error is other for other in loop.other_errors):
+            error = None
+        if isinstance(error, StopTraining):  # of a loop that does not catch it
+            self._leave_step(error)
+        elif error is not None:
+            self._fail(error)
         self.ending = True
         self.requests.clear()
         if loop.sync is not None:
             self._attempt(loop.sync.end, self)
-        failed = self._error is not None  # a step has; errors of the hooks that follow do not keep others from saving
-        if not failed:
+        step_failed = self.failed  # errors of the hooks that follow do not keep others from saving
+        if not step_failed:
             if self._stop is None and self.iter >= self.max_iter > self.finished_iter + 1:
                 self.stop("trainer.iter was set to max_iter")
             self.iter = self.storage.iter = self.finished_iter + 1
@@ -251,8 +212,8 @@ class TrainerBase:
         try:
             for event in ("after_train", "before_write", "on_write"):
                 self.hooks.call(event, on_error=self._fail)
-            if not failed:
-                if self._error is None:
+            if not step_failed:
+                if not self.failed:
                     self._attempt(self.prepare_for, "save")
                 self.run_complete = self.completed
                 self.hooks.call("on_save", on_error=self._fail)
@@ -289,37 +250,18 @@ class TrainerBase:
     def _begin_step(self) -> None:
         """Begin an epoch, if the step is its first."""
 
-    def _error_to_end_loop(self, stop: StopRequest) -> BaseException:
-        """Return what ends a loop that does not look at ``stop_requested``."""
-        text = (
-            f"{stop.reason}: the run ends with its final checkpoint, and this error ends the training loop of "
-            f"{type(self).__name__}; to do without it, let the loop check self.stop_requested"
-        )
-        end = SystemExit(stop.exit_code) if stop.exit_code else RuntimeError(text)
-        self._loop.other_errors.append(end)
-        return end
-
-    def _not_called(self, method: str) -> ConfigError:
-        name, is_own = type(self).__name__, getattr(type(self), method) is not getattr(TrainerBase, method)
-        caller, called = (f"{name}.{method}()", "super().") if is_own else (f"the training loop of {name}", "")
-        return ConfigError(f"{caller} does not call {called}{method}(), so its steps cannot be counted")
-
     def _leave_step(self, stop: StopTraining) -> None:
-        """Stop at once: a step or a method of a subclass has raised ``stop``. A step that is not finished is not
-        counted."""
+        """Stop at once, without the step that is not finished: it, or a method of a subclass, has raised ``stop``."""
         if self._loop.sync is not None:  # all ranks must give up the same step
             self._loop.sync.wait_for_stop(self.iter, str(stop))
         self.stop(str(stop))
 
     def _run_ended(self) -> None:
-        """Called at the very end of a run, whatever has failed."""
+        """Release what belongs to the run, at its very end, whatever has failed."""
 
     def _how_it_ended(self) -> TrainResult:
         if self.hooks.running:
-            raise RuntimeError(
-                f"{type(self).__name__}.after_train() does not call super().after_train(): the run has not ended, and "
-                "its last metrics and checkpoint are not written"
-            )
+            raise not_called(type(self).__name__, "after_train")
         end = self._stop
         if end is None or (end.exit_code and self.completed):  # interrupted after the last step
             end = StopRequest("completed")
@@ -346,9 +288,8 @@ class TrainerBase:
     def prepare_for(self, what: Request) -> None:
         """Do what must come before an evaluation, before metrics are written, and before a checkpoint is saved.
 
-        All ranks combine their metrics, ``before_write`` is called if metrics will be written, and a SimpleTrainer
-        checks losses and weights. A hook that acts in ``on_eval``, ``on_write`` or ``on_save`` calls this first, on all
-        ranks.
+        A hook that acts in ``on_eval``, ``on_write`` or ``on_save`` calls this first, on all ranks. They combine their
+        metrics, ``before_write`` is called if metrics will be written, and a SimpleTrainer checks losses and weights.
         """
         if self._loop.prepared.get(what) == self.iter:
             return
@@ -388,59 +329,6 @@ class TrainerBase:
         else:
             logger.warning("%s ended training at iteration %d", type(error).__name__, self.iter)
         self.hooks.call("on_exception", (error,), on_error=self._fail)
-
-    # ------------------------------------------------------------------ hooks
-
-    @property
-    def _hooks(self) -> list[HookBase]:  # detectron2's name
-        return self.hooks.hooks
-
-    @_hooks.setter
-    def _hooks(self, hooks: list[HookBase]) -> None:
-        self.hooks.hooks[:] = hooks
-
-    def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
-        """Add hooks. At each event hooks are called in the order of registration.
-
-        While training, new hooks get ``before_train`` at once, and take part from then on.
-
-        Args:
-            hooks: the hooks. None is skipped.
-
-        Raises:
-            TypeError: one is not a HookBase.
-            HookOrderError: the order violates a hook's ``after`` or ``before``; the message names both.
-        """
-        self.hooks.register(hooks)
-
-    def remove_hook(self, hook: HookBase | type[HookBase]) -> list[HookBase]:
-        """Remove a hook, or all hooks of a class, and return them.
-
-        While training, they get ``after_train`` and ``after_run`` at once, and no event that begins later.
-        """
-        return self.hooks.remove(hook)
-
-    def find_hook(self, cls: type | str) -> Any:
-        """Return the first hook of a class, given as a class or by name; None if there is none."""
-        return next(iter(self.hooks.find(cls)), None)
-
-    def find_hooks(self, cls: type | str) -> list[Any]:
-        """Return all hooks of a class, given as a class or by name."""
-        return self.hooks.find(cls)
-
-    def emit(self, event: str, *args: Any, **kwargs: Any) -> None:
-        """Call the method ``event`` of every hook that has it. The event need not be declared.
-
-        Example: ``trainer.emit("verify_batch", batch)``
-        """
-        self.hooks.call(event, args, kwargs)
-
-    def listens(self, event: str) -> bool:
-        """Return whether any hook has the method ``event``, so that its arguments need not be computed if not."""
-        return self.hooks.listens(event)
-
-    def hooks_changed(self) -> None:
-        """Called when hooks were registered or removed, and when a run begins."""
 
     # ------------------------------------------------------------------ how far the run is
 
@@ -551,11 +439,7 @@ class TrainerBase:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the trainer's part of a checkpoint.
-
-        ``iteration``: the last finished one; ``hooks``: their states, the schedule's too; ``storage``: windows of
-        metrics; ``complete``: see :attr:`run_complete`.
-        """
+        """Return the trainer's part of a checkpoint: the last finished iteration, states of hooks, recent metrics."""
         state: dict[str, Any] = {"iteration": self.finished_iter, "complete": self.run_complete}
         if hooks := self.hooks.state_dict():
             state["hooks"] = hooks

@@ -224,9 +224,9 @@ def check_hooks(hooks: Sequence[HookBase]) -> None:
                     f"hooks {other} and {name} have the same state_key, {hook.state_key!r}: a checkpoint can hold only "
                     "one of their states"
                 )
-            if any(_is(hook, one) for one in earlier.after):
+            if any(is_a(hook, one) for one in earlier.after):
                 declared = f"{other}.after"
-            elif any(_is(earlier, one) for one in hook.before):
+            elif any(is_a(earlier, one) for one in hook.before):
                 declared = f"{name}.before"
             else:
                 continue
@@ -236,7 +236,7 @@ def check_hooks(hooks: Sequence[HookBase]) -> None:
             )
 
 
-def _is(hook: HookBase, name: type | str) -> bool:
+def is_a(hook: HookBase, name: type | str) -> bool:
     """Return whether a hook is an instance of a class, given as a class or by name."""
     if isinstance(name, str):
         return any(cls.__name__ == name for cls in type(hook).__mro__)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config import ConfigError
 from ..config.errors import as_config_error
-from .base import EVENTS, STEP_EVENTS, HookBase, StopTraining, check_hooks
+from .base import EVENTS, STEP_EVENTS, HookBase, StopTraining, check_hooks, is_a
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class HookList:
     # ------------------------------------------------------------------ registration
 
     def register(self, hooks: Iterable[HookBase | None]) -> None:
-        """Add hooks; see :meth:`TrainerBase.register_hooks`."""
+        """Add hooks; see :meth:`WithHooks.register_hooks`."""
         new = [hook for hook in hooks if hook is not None]
         for hook in new:
             if not isinstance(hook, HookBase):
@@ -80,7 +80,7 @@ class HookList:
                 hook.reset_state()
 
     def remove(self, hook: HookBase | type[HookBase]) -> list[HookBase]:
-        """Remove a hook, or all hooks of a class, and return them; see :meth:`TrainerBase.remove_hook`."""
+        """Remove a hook, or all hooks of a class, and return them; see :meth:`WithHooks.remove_hook`."""
         found = [h for h in self.hooks if h is hook or (isinstance(hook, type) and isinstance(h, hook))]
         removed = set(map(id, found))
         self.hooks[:] = [h for h in self.hooks if id(h) not in removed]
@@ -90,17 +90,7 @@ class HookList:
             self.call("after_run", hooks=found)
         return found
 
-    def find(self, cls: type | str) -> list[Any]:
-        """Return all hooks of a class, given as a class or by name."""
-        if isinstance(cls, str):
-            return [hook for hook in self.hooks if any(base.__name__ == cls for base in type(hook).__mro__)]
-        return [hook for hook in self.hooks if isinstance(hook, cls)]
-
     # ------------------------------------------------------------------ calls
-
-    def listens(self, event: str) -> bool:
-        """Return whether any hook has the method ``event``."""
-        return bool(self.listeners[event]) if event in self.listeners else any(hasattr(h, event) for h in self.hooks)
 
     def call(
         self,
@@ -216,6 +206,68 @@ class HookList:
         for key, hook in hooks.items():
             if key not in states and hook.state_dict():
                 logger.info("The checkpoint holds no state of hook %s: it starts fresh", key)
+
+
+class WithHooks:
+    """An object that has hooks: a trainer.
+
+    Attributes:
+        hooks: the :class:`HookList`.
+    """
+
+    hooks: HookList
+
+    @property
+    def _hooks(self) -> list[HookBase]:  # detectron2's name
+        return self.hooks.hooks
+
+    @_hooks.setter
+    def _hooks(self, hooks: list[HookBase]) -> None:
+        self.hooks.hooks[:] = hooks
+
+    def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
+        """Add hooks. At each event hooks are called in the order of registration.
+
+        While training, new hooks get ``before_train`` at once, and take part from then on.
+
+        Args:
+            hooks: the hooks. None is skipped.
+
+        Raises:
+            TypeError: one is not a HookBase.
+            HookOrderError: the order violates a hook's ``after`` or ``before``; the message names both.
+        """
+        self.hooks.register(hooks)
+
+    def remove_hook(self, hook: HookBase | type[HookBase]) -> list[HookBase]:
+        """Remove a hook, or all hooks of a class, and return them.
+
+        While training, they get ``after_train`` and ``after_run`` at once, and no event that begins later.
+        """
+        return self.hooks.remove(hook)
+
+    def find_hook(self, cls: type | str) -> Any:
+        """Return the first hook of a class, given as a class or by name; None if there is none."""
+        return next(iter(self.find_hooks(cls)), None)
+
+    def find_hooks(self, cls: type | str) -> list[Any]:
+        """Return all hooks of a class, given as a class or by name."""
+        return [hook for hook in self.hooks.hooks if is_a(hook, cls)]
+
+    def emit(self, event: str, *args: Any, **kwargs: Any) -> None:
+        """Call the method ``event`` of every hook that has it. The event need not be declared.
+
+        Example: ``trainer.emit("verify_batch", batch)``
+        """
+        self.hooks.call(event, args, kwargs)
+
+    def listens(self, event: str) -> bool:
+        """Return whether any hook has the method ``event``, so that its arguments need not be computed if not."""
+        listeners, hooks = self.hooks.listeners, self.hooks.hooks
+        return bool(listeners[event]) if event in listeners else any(hasattr(hook, event) for hook in hooks)
+
+    def hooks_changed(self) -> None:
+        """Called when hooks were registered or removed, and when a run begins."""
 
 
 def _numbered(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:

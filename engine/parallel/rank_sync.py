@@ -4,7 +4,6 @@ import itertools
 import logging
 import time
 import zlib
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from ...hooks.event_storage import EventStorage
 from ...hooks.history_buffer import combine
 from ...hooks.hook_list import hook_name
 from .. import comm
+from ..run_end import StopRequest
 
 logger = logging.getLogger(__name__)
 
@@ -24,38 +24,6 @@ _REQUESTS = ("eval", "write", "save")
 _WAIT = 10.0
 # All ranks create these objects in the same order, so one has the same number on all of them.
 _numbers = itertools.count()
-
-
-@dataclass(frozen=True)
-class StopRequest:
-    """A request to stop training.
-
-    Attributes:
-        reason: why, for the log and the result.
-        exit_code: not 0 if the run is only interrupted and should be resumed.
-    """
-
-    reason: str
-    exit_code: int = 0
-
-    def instead_of(self, earlier: "StopRequest | None") -> "StopRequest":
-        """Return this request, or an earlier one: only a stop on purpose replaces that, and only an interruption.
-
-        If early stopping and an interruption fall into the same step, a resumed run must not continue training.
-        """
-        return self if earlier is None or (earlier.exit_code and not self.exit_code) else earlier
-
-
-def as_failure(error: SystemExit, iteration: int) -> RuntimeError:
-    """Return an error for a ``sys.exit(0)`` during training, which would look like a run that completed."""
-    failure = RuntimeError(
-        f"sys.exit({'' if error.code is None else error.code}) was called at iteration {iteration}, before the run had "
-        "ended. To stop training, call trainer.request_stop(reason)"
-    )
-    failure.__cause__ = error
-    for note in getattr(error, "__notes__", ()):  # the name of the hook
-        failure.add_note(note)
-    return failure
 
 
 class RankSync:

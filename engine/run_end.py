@@ -1,0 +1,64 @@
+"""How a run ends: the requests to stop it, its result, and the errors that are not a step's."""
+
+from dataclasses import dataclass, field
+
+from ..config import ConfigError
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended."""
+
+    reason: str  #: "completed", or the argument of ``request_stop``
+    iteration: int  #: number of finished iterations, including those before a resume
+    metrics: dict[str, float] = field(default_factory=dict)  #: the last value of every metric
+    exit_code: int = 0  #: for the program: 0, or that of ``request_stop`` if the run should be resumed
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """A request to stop training.
+
+    Attributes:
+        reason: why, for the log and the result.
+        exit_code: not 0 if the run is only interrupted and should be resumed.
+    """
+
+    reason: str
+    exit_code: int = 0
+
+    def instead_of(self, earlier: "StopRequest | None") -> "StopRequest":
+        """Return this request, or an earlier one: only a stop on purpose replaces that, and only an interruption.
+
+        If early stopping and an interruption fall into the same step, a resumed run must not continue training.
+        """
+        return self if earlier is None or (earlier.exit_code and not self.exit_code) else earlier
+
+    def as_error(self, trainer: str) -> BaseException:
+        """Return what ends the loop of a trainer that does not look at ``stop_requested``."""
+        if self.exit_code:
+            return SystemExit(self.exit_code)
+        return RuntimeError(
+            f"{self.reason}: the run ends with its final checkpoint, and this error ends the training loop of "
+            f"{trainer}; to do without it, let the loop check self.stop_requested"
+        )
+
+
+def as_failure(error: SystemExit, iteration: int) -> RuntimeError:
+    """Return an error for a ``sys.exit(0)`` during training, which would look like a run that completed."""
+    failure = RuntimeError(
+        f"sys.exit({'' if error.code is None else error.code}) was called at iteration {iteration}, before the run had "
+        "ended. To stop training, call trainer.request_stop(reason)"
+    )
+    failure.__cause__ = error
+    for note in getattr(error, "__notes__", ()):  # the name of the hook
+        failure.add_note(note)
+    return failure
+
+
+def not_called(trainer: str, method: str) -> ConfigError:
+    """Return an error for a method of TrainerBase that a subclass's loop, or its own method of the name, leaves out."""
+    return ConfigError(
+        f"{trainer}.{method}() does not reach TrainerBase.{method}(), without which steps are not counted and nothing "
+        f"is saved: call self.{method}() in the loop, and super().{method}() in a {method}() of your own"
+    )
