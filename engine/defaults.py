@@ -44,7 +44,6 @@ from .setup.script_options import check_ignored
 from .setup.seeds import seed_all_rng
 from .simple_trainer import SimpleTrainer
 from .solver import SchedulerList, build_grad_clipper, build_lr_scheduler, build_optimizer
-from .solver.build import optimizer_or_problem
 from .solver.lengths import Lengths, apply_max_iter, loader_length, scale_config
 from .solver.schedules import scheduler_hooks
 from .train_loop import TrainResult
@@ -105,11 +104,12 @@ class DefaultTrainer(SimpleTrainer):
         cfg = self.auto_scale_workers(cfg, strategy.data_size)
         model = build_wrapped(lambda: initialized(self.build_model(cfg), cfg, self), strategy, device)
         adapter, plain = self.build_adapter(cfg), unwrap_model(model)
-        with attached_to(plain, getattr(adapter, "loss", None)):
-            optimizer, problem = optimizer_or_problem(partial(self.build_optimizer, cfg, plain))
         data_loader = check_same_length(self.build_train_loader(cfg), "DATASETS.TRAIN")
-        if problem and not isinstance(data_loader, NoTrainData):
-            raise ConfigError(problem)
+        with attached_to(plain, getattr(adapter, "loss", None)):
+            if not isinstance(data_loader, NoTrainData) or any(one.requires_grad for one in plain.parameters()):
+                optimizer = self.build_optimizer(cfg, plain)
+            else:  # a frozen model that is only evaluated
+                optimizer = torch.optim.SGD([{"params": []}], lr=0.0)
         length = partial(loader_length, limit=cfg.DATALOADER.ITERS_PER_EPOCH)
         self.lengths = Lengths(cfg, length(data_loader))
         cfg = self.lengths.cfg.clone()

@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Container
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,7 +15,7 @@ from ...config.components import ComponentKey, errors_at
 from ...config.values import ObjectName
 from ...hooks.common import is_sharded, refuse_closure, start_momentum
 from .clipping import build_grad_clipper, maybe_add_gradient_clipping
-from .multi_optimizer import NothingToTrainError, OptimizerList, parameters_of_parts, solver_parts
+from .multi_optimizer import OptimizerList, parameters_of_parts, solver_parts
 from .param_groups import (
     apply_param_rules,
     check_param_rules,
@@ -98,7 +98,7 @@ def _check_given(cfg: CfgNode, model: nn.Module, name: ObjectName) -> Optimizer:
 def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | None = None) -> Optimizer:
     """Build an optimizer for the trainable parameters of a model, or those among ``only``."""
     solver = cfg.SOLVER
-    ((name, args, _),) = OPTIMIZER_KEY.entries(cfg)
+    ((_, args, _),) = OPTIMIZER_KEY.entries(cfg)
     target = _check_optimizer(cfg)
     is_sgd = isinstance(target, type) and issubclass(target, torch.optim.SGD)
     decays = "weight_decay" in inspect.signature(target).parameters
@@ -113,7 +113,7 @@ def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | N
         weight_decay_bias=solver.WEIGHT_DECAY_BIAS if decays else None,
     )
     if not groups:
-        raise NothingToTrainError(f"MODEL.NAME: {type(model).__name__} has no parameter that requires a gradient")
+        raise ConfigError(f"MODEL.NAME: {type(model).__name__} has no parameter that requires a gradient")
     if solver.PARAM_GROUPS:
         groups = apply_param_rules(cfg, model, groups)
     if only is not None:
@@ -129,13 +129,7 @@ def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | N
         offered |= {"momentum": solver.MOMENTUM, "nesterov": solver.NESTEROV}
     if not args.keys() & {"fused", "foreach", "differentiable"} and _can_fuse(target, model, groups):
         offered["fused"] = True
-    try:
-        optimizer: Optimizer = OPTIMIZER_KEY.build(cfg, groups, **offered)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"SOLVER.OPTIMIZER: {name}: {error}. If it cannot update all parameters of the model, give it only those "
-            "that it can, and the others another optimizer, with SOLVER.OPTIMIZERS"
-        ) from error
+    optimizer: Optimizer = OPTIMIZER_KEY.build(cfg, groups, **offered)
     for setting in {setting for group in groups for setting in group} - {"params", "lr", *optimizer.defaults}:
         raise ConfigError(  # torch ignores it
             f"SOLVER.PARAM_GROUPS: {type(optimizer).__name__} has no setting {setting!r}"
@@ -154,17 +148,6 @@ def _can_fuse(target: Any, model: nn.Module, groups: list[dict[str, Any]]) -> bo
     device, dtype, sharded = kinds.pop()
     bases = torch.optim.Adam if sharded else FUSED.get(device, ())  # torch has no other one for DTensors
     return dtype.is_floating_point and isinstance(target, type) and issubclass(target, bases)
-
-
-def optimizer_or_problem(build: Callable[[], Any]) -> tuple[Any, str]:
-    """Return the optimizer that ``build`` returns; and if all parameters are frozen an empty one, and an error text.
-
-    A model that is only evaluated may have frozen parameters only.
-    """
-    try:
-        return build(), ""
-    except NothingToTrainError as error:
-        return torch.optim.SGD([{"params": []}], lr=0.0), f"{error}, and there is training data"
 
 
 def check_solver(cfg: CfgNode) -> None:

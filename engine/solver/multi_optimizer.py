@@ -91,10 +91,6 @@ def schedulers_of(scheduler: Any) -> list[Any]:
 # ---------------------------------------------------------------------- the config
 
 
-class NothingToTrainError(ConfigError):
-    """The model has no parameter that requires a gradient."""
-
-
 def solver_parts(cfg: CfgNode) -> dict[str, CfgNode]:
     """Return the config of each of ``SOLVER.OPTIMIZERS``: the whole config, with the keys of SOLVER that it sets.
 
@@ -134,7 +130,7 @@ def parameters_of_parts(cfg: CfgNode, model: nn.Module) -> dict[str, set[nn.Para
     """
     names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not names:
-        raise NothingToTrainError(f"MODEL.NAME: {type(model).__name__} has no parameter that requires a gradient")
+        raise ConfigError(f"MODEL.NAME: {type(model).__name__} has no parameter that requires a gradient")
     owner: dict[nn.Parameter, str] = {}
     rest = ""
     for part, entry in cfg.SOLVER.OPTIMIZERS.items():

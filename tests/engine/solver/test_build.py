@@ -45,9 +45,9 @@ def test_every_optimizer_of_torch_trains_by_its_name(name):
 
 
 @pytest.mark.skipif("Muon" not in TORCHS, reason="this torch has no Muon")
-def test_muon_takes_matrices_and_the_error_says_where_the_others_go():
+def test_muon_takes_matrices_and_another_optimizer_the_rest():
     cfg = make_cfg("torch.optim:Muon")
-    with pytest.raises(ConfigError, match=r"Muon .*2D.*SOLVER.OPTIMIZERS"):
+    with pytest.raises(ConfigError, match=r"SOLVER.OPTIMIZER .*Muon.*2D"):
         build_optimizer(cfg, make_model())
     cfg.merge_from_list(["SOLVER.OPTIMIZERS", {"matrices": {"PARAMS": ["0.weight", "2.weight"]}}])
     cfg.merge_from_list(["SOLVER.OPTIMIZERS.rest", {"OPTIMIZER": {"NAME": "AdamW"}}])
