@@ -83,23 +83,18 @@ def find_resumable(checkpointer: Any) -> str:
         return str(last)
     # Without last_checkpoint, a file of weights only may be from elsewhere.
     needed = checkpointer.checkpointables.keys() & {"trainer"} or ({"iteration"} if not tagged else set())
-    if last and first_resumable([last], needed):
-        return _in_own_folder(checkpointer, last)
-    others = comm.on_main_process(lambda: newest_first(path for path in checkpoints_in(folder) if path != last))
-    found = first_resumable(others, needed)
-    if found:
-        logger.warning("Resuming from %s, the newest intact checkpoint", found)
-    elif tagged:
-        raise ConfigError(
-            f"{folder}: there is no intact checkpoint of this run; start without --resume, from weights "
-            "(MODEL.WEIGHTS) if you like"
-        )
-    return _in_own_folder(checkpointer, found)
-
-
-def _in_own_folder(checkpointer: Any, path: str) -> str:
-    """Return this rank's copy of what the main rank has found: machines need no shared folder."""
-    return path if comm.is_main_process() or not path else os.path.join(checkpointer.save_dir, os.path.basename(path))
+    found = last and first_resumable([last], needed)
+    if not found:
+        others = comm.on_main_process(lambda: newest_first(path for path in checkpoints_in(folder) if path != last))
+        found = first_resumable(others, needed)
+        if found:
+            logger.warning("Resuming from %s, the newest intact checkpoint", found)
+        elif tagged:
+            raise ConfigError(
+                f"{folder}: there is no intact checkpoint of this run; start without --resume, from weights "
+                "(MODEL.WEIGHTS) if you like"
+            )
+    return found and os.path.join(folder, os.path.basename(found))  # each rank's copy: machines need no shared folder
 
 
 def checkpoints_in(folder: str) -> list[str]:
@@ -240,5 +235,6 @@ def saved_config(folder: str) -> str:
     Returns:
         The dump of the config; empty if no checkpoint has one.
     """
-    paths = newest_first(checkpoints_in(folder))
-    return next((text for path in paths if (text := str(saved_run(path).get("config", "")))), "")
+    return next(
+        (text for path in newest_first(checkpoints_in(folder)) if (text := str(saved_run(path).get("config", "")))), ""
+    )

@@ -3,7 +3,7 @@
 import logging
 import re
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,11 +50,6 @@ class LoadReport:
     incorrect_shapes: list[tuple[str, Any, Any]] = field(default_factory=list)
     prefix: str = ""
 
-    def summary(self) -> str:
-        """Describe in one line what was loaded."""
-        note = f" (prefix {self.prefix!r} removed)" if self.prefix else ""
-        return f"{self.loaded} of the model's {self.total} weights{note}"
-
     def differences(self) -> list[str]:
         """Describe what does not fit: one text per kind of difference."""
         shapes = [f"{name}: {there} in the file, {own} in the model" for name, there, own in self.incorrect_shapes]
@@ -84,8 +79,9 @@ class LoadReport:
             path: the file.
             which: which weights, as returned by :func:`~hookline.engine.checkpoint.weights.choose_weights`.
         """
+        note = f" (prefix {self.prefix!r} removed)" if self.prefix else ""
         averaged = "" if which == "model" else f", {which}"
-        logger.info("Loaded %s from %s%s", self.summary(), path, averaged)
+        logger.info("Loaded %d of the model's %d weights%s from %s%s", self.loaded, self.total, note, path, averaged)
         for text in self.differences():
             logger.warning("%s: %s", path, text)
 
@@ -113,10 +109,12 @@ def load_weights(
     """
     own = model.state_dict(keep_vars=True)  # so that tied weights are one object
     full_names = {plain_name(name): name for name in own}
-    prefix = "" if by_suffix else _find_prefix(weights, full_names)
-    names = {name: plain_name(name).removeprefix(prefix) for name in weights}
+    names, prefix = {name: plain_name(name) for name in weights}, ""
     if by_suffix:
         names |= _match_suffixes(names, full_names)
+    elif not full_names.keys() >= set(names.values()):
+        prefix = _find_prefix(names.values(), full_names)
+        names = {name: plain.removeprefix(prefix) for name, plain in names.items()}
     state: OrderedDict[str, Any] = OrderedDict()
     mismatched: list[tuple[str, Any, Any]] = []
     for name, value in weights.items():
@@ -125,8 +123,12 @@ def load_weights(
         if isinstance(value, np.ndarray):
             value = torch.from_numpy(value)
         if isinstance(there, torch.Tensor) and not is_lazy(there):
-            if difference := _difference(value, there):
-                mismatched.append((names[name], *difference))
+            found: Any = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            if found != tuple(there.shape):
+                mismatched.append((names[name], found, tuple(there.shape)))
+                continue
+            if value.is_complex() and not there.is_complex():
+                mismatched.append((names[name], value.dtype, there.dtype))
                 continue
             if is_sharded(there) and not is_sharded(value):
                 value = shard_like(value, there)
@@ -170,31 +172,18 @@ def load_weights(
     return report
 
 
-def _difference(value: Any, own: torch.Tensor) -> tuple[Any, Any] | None:
-    """Return the shapes or dtypes, in file and model, that prevent a copy; None if nothing does."""
-    if not isinstance(value, torch.Tensor):
-        return type(value).__name__, tuple(own.shape)
-    if value.shape != own.shape:
-        return tuple(value.shape), tuple(own.shape)
-    if value.is_complex() and not own.is_complex():
-        return value.dtype, own.dtype
-    return None
-
-
 # ---------------------------------------------------------------------------- names
 
 
-def _find_prefix(names: Iterable[str], own: Mapping[str, Any]) -> str:
+def _find_prefix(names: Collection[str], own: Mapping[str, Any]) -> str:
     """Return the prefix of the file's names without which most of them are the model's; the shortest one."""
-    plain, prefixes = list(map(plain_name, names)), {""}
-    if own.keys() >= set(plain):
-        return ""
-    for name in plain:
+    prefixes = {""}
+    for name in names:
         prefix = ""
         while match := _PREFIX.match(name, len(prefix)):
             prefix += match[0]
             prefixes.add(prefix)
-    found = {prefix: {name.removeprefix(prefix) for name in plain} & own.keys() for prefix in prefixes}
+    found = {prefix: {name.removeprefix(prefix) for name in names} & own.keys() for prefix in prefixes}
     return min(prefixes, key=lambda prefix: (-len(found[prefix]), len(prefix)))
 
 

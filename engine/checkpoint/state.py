@@ -30,20 +30,13 @@ def to_plain(value: Any, where: str = "state") -> Any:
     Raises:
         TypeError: something cannot be converted; the message says where it is.
     """
-    try:
-        return _plain(value, where)
-    except RecursionError:
-        raise TypeError(f"{where} cannot be saved: it contains itself, or is nested too deeply") from None
-
-
-def _plain(value: Any, where: str) -> Any:
     if value is None or isinstance(value, bool | torch.Size | torch.dtype | torch.device | torch.layout):
         return value
     if isinstance(value, torch.Tensor):
         return _plain_tensor(value, where)
     if isinstance(value, np.generic):
         item = value.item()  # item() of a longdouble is a longdouble
-        return _refuse(value, where) if isinstance(item, np.generic) else _plain(item, where)
+        return _refuse(value, where) if isinstance(item, np.generic) else to_plain(item, where)
     if isinstance(value, str):
         return str.__str__(value)  # of an Enum too
     for kind in (int, float, complex, bytes):
@@ -54,7 +47,7 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, Mapping):
         plain = {}
         for key, item in value.items():
-            plain[key if type(key) is str else _plain_key(key, where)] = _plain(item, f"{where}[{key!r}]")
+            plain[key if type(key) is str else _plain_key(key, where)] = to_plain(item, f"{where}[{key!r}]")
         return plain
     if type(value) in (tuple, list) and _PLAIN.issuperset(map(type, value)):
         return type(value)(value)
@@ -62,20 +55,20 @@ def _plain(value: Any, where: str) -> Any:
         return {_plain_key(item, where) for item in value}
     # Not iterators, which reading would use up; not modules or data loaders.
     if isinstance(value, Collection) and not isinstance(value, torch.nn.Module):
-        items = [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        items = [to_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
         return tuple(items) if isinstance(value, tuple) else items
     return _refuse(value, where)
 
 
 def _plain_key(key: Any, where: str) -> Any:
     """Convert a key of a dict or an item of a set."""
-    plain = _plain(key, where)
+    plain = to_plain(key, where)
     return plain if isinstance(plain, Hashable) and not isinstance(plain, torch.Tensor) else _refuse(key, where)
 
 
 def _plain_array(array: np.ndarray, where: str) -> Any:
     if array.dtype.kind in "US":
-        return _plain(array.tolist(), where)
+        return to_plain(array.tolist(), where)
     if array.dtype.kind in "biufc" and array.dtype.itemsize <= (16 if array.dtype.kind == "c" else 8):
         return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
     return _refuse(array, where, f"an array of {array.dtype}")
