@@ -277,8 +277,6 @@ def build_batch_data_loader(
         raise ValueError(
             f"total_batch_size must be a positive multiple of {world_size} rank(s), not {total_batch_size}"
         )
-    if sampler is None and not isinstance(dataset, IterableDataset):
-        raise ValueError("a map-style data set needs a sampler, such as TrainingSampler(len(dataset))")
     splits_itself = world_size > 1
     if isinstance(sampler, TrainingSampler) and type(sampler).__iter__ is TrainingSampler.__iter__:
         splits_itself = False
@@ -286,19 +284,21 @@ def build_batch_data_loader(
     own_seed = comm.shared_random_seed() if seed is None else seed
     options |= {"num_workers": num_workers, "seed": own_seed}
     options["collate_fn"] = collate_fn or own_collate_fn(dataset) or trivial_batch_collator
-
-    def batches(size: int, drop_last: bool) -> Any:
-        if isinstance(dataset, IterableDataset):
-            return _stream(dataset, size, drop_last=drop_last, **options)
-        if splits_itself and sampler is not None:
-            return SeededLoader(dataset, batch_sampler=BatchSampler(sampler, size // world_size, drop_last), **options)
-        in_ranks = GlobalBatchSampler(sampler, size, drop_last, seed=own_seed, seeds_own=seed is not None)
-        return SeededLoader(dataset, batch_sampler=in_ranks, **options)
-
+    size = total_batch_size
+    if aspect_ratio_grouping:  # the loader reads single samples
+        size, drop_last, options["collate_fn"] = world_size, False, itemgetter(0)
+    if isinstance(dataset, IterableDataset):
+        loader = _stream(dataset, size, drop_last=drop_last, **options)
+    elif sampler is None:
+        raise ValueError("a map-style data set needs a sampler, such as TrainingSampler(len(dataset))")
+    elif splits_itself:
+        loader = SeededLoader(dataset, batch_sampler=BatchSampler(sampler, size // world_size, drop_last), **options)
+    else:
+        batches = GlobalBatchSampler(sampler, size, drop_last, seed=own_seed, seeds_own=seed is not None)
+        loader = SeededLoader(dataset, batch_sampler=batches, **options)
     if not aspect_ratio_grouping:
-        return batches(total_batch_size, drop_last)
-    options["collate_fn"] = itemgetter(0)
-    groups = AspectRatioGroupedDataset(batches(world_size, False), total_batch_size // world_size)
+        return loader
+    groups = AspectRatioGroupedDataset(loader, total_batch_size // world_size)
     return groups if collate_fn is None else MapDataset(groups, collate_fn)
 
 

@@ -54,14 +54,14 @@ class WorkerLoader(DataLoader[Any]):
 
     Args:
         dataset: any.
-        seed: seed of the run, the same on all ranks. None: 0.
+        seed: seed of the run, the same on all ranks.
         **options: as for DataLoader. With the generator, by default one of seed and rank, a loader does not draw from
             the global one when it starts.
     """
 
-    def __init__(self, dataset: Any, *, seed: int | None, **options: Any) -> None:
+    def __init__(self, dataset: Any, *, seed: int, **options: Any) -> None:
         if options.get("generator") is None:
-            options["generator"] = seeded_generator(seed or 0, comm.get_data_rank())
+            options["generator"] = seeded_generator(seed, comm.get_data_rank())
         super().__init__(dataset, **options)
         self.seed = seed
 
@@ -139,29 +139,24 @@ class SeededLoader(WorkerLoader):
 
     The generators are seeded before each sample, by its position in a :class:`~hookline.engine.data.PlacedBatch` (in
     other batches by its index), and before the batch is collated, by the position of its first sample. A data set with
-    ``__getitems__`` is seeded once per batch, by the first position. An error names the sample.
+    ``__getitems__`` is seeded once per batch, by the first position. Nothing is seeded for a data set that is known to
+    be deterministic. An error names the sample.
 
     Args:
         dataset: map-style.
-        seed: seed of the run, the same on all ranks. None: reading draws no random numbers.
+        seed: seed of the run, the same on all ranks.
         make_batches: makes the batch sampler again when the length of the data set has changed.
         **options: as for DataLoader.
 
     Attributes:
-        seed: None also if the data set is known to be deterministic.
+        sample_seed: the seed; None if reading draws no random numbers.
     """
 
     def __init__(
-        self,
-        dataset: Dataset[Any],
-        *,
-        seed: int | None,
-        make_batches: Callable[[], Any] | None = None,
-        **options: Any,
+        self, dataset: Dataset[Any], *, seed: int, make_batches: Callable[[], Any] | None = None, **options: Any
     ) -> None:
         super().__init__(dataset, seed=seed, **options)
-        if is_deterministic(dataset, self.collate_fn):
-            self.seed = None
+        self.sample_seed = None if is_deterministic(dataset, self.collate_fn) else seed
         self._make_batches = make_batches
         self._size = length_of(dataset)
 
@@ -183,7 +178,7 @@ class SeededLoader(WorkerLoader):
         self.__dict__["batch_sampler"] = self._make_batches()  # DataLoader's __setattr__ refuses it
 
     def _get_iterator(self) -> Any:
-        reader = _BatchReader(self.dataset, self.collate_fn, self.seed)
+        reader = _BatchReader(self.dataset, self.collate_fn, self.sample_seed)
         with swapped(self, dataset=reader, collate_fn=identity):
             return super()._get_iterator()
 
@@ -254,7 +249,7 @@ class _BatchReader(Dataset[Any]):
             return self._make(indices, self._fetch)
         while True:
             with generators_for_reading() as drawn_from:
-                batch = self._make(indices, self._seeded)
+                batch = self._make(indices, partial(self._seeded, self._seed))
                 drawn = drawn_from()
             if drawn <= self._drawn:
                 return batch
@@ -280,10 +275,10 @@ class _BatchReader(Dataset[Any]):
     def _samples(self, indices: Sequence[int]) -> list[Any]:
         return list(map(self._sample, indices))
 
-    def _seeded(self, indices: Sequence[int]) -> Any:
+    def _seeded(self, seed: int, indices: Sequence[int]) -> Any:
         """Read samples, and leave the generators seeded for the collate function."""
         epoch, places = (indices.epoch, indices.places) if isinstance(indices, PlacedBatch) else (0, indices)
-        key = stream_key(self._seed, epoch, SAMPLE)
+        key = stream_key(seed, epoch, SAMPLE)
         if self._reads_batches:
             seed_generators(key, places[0], self._drawn)
             samples = self._fetch(indices)
@@ -292,7 +287,7 @@ class _BatchReader(Dataset[Any]):
             for place, index in zip(places, indices, strict=True):
                 seed_generators(key, place, self._drawn)
                 samples.append(self._sample(index))
-        seed_generators(stream_key(self._seed, epoch, COLLATE), places[0], self._drawn)
+        seed_generators(stream_key(seed, epoch, COLLATE), places[0], self._drawn)
         return samples
 
     def _sample(self, index: int) -> Any:
@@ -331,7 +326,7 @@ def iterate(loader: Any, parts: int = 1) -> Iterator[Any]:
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         if loader.batch_sampler is None:  # the samples are batches already
             return map(loader.collate_fn, map(loader.dataset.__getitem__, indices))
-        seed = loader.seed if isinstance(loader, SeededLoader) else None
+        seed = loader.sample_seed if isinstance(loader, SeededLoader) else None
         return map(_BatchReader(loader.dataset, Collate(loader.collate_fn, parts), seed).__getitems__, indices)
     if not collates(loader):
         return iter(loader)

@@ -24,7 +24,7 @@ def check_all(cfg: CfgNode, most: int) -> int:
             if isinstance(dataset, IterableDataset):
                 samples: Any = StreamLoader(dataset, 1, seed=0, collate_fn=identity)
             else:
-                samples = SeededLoader(dataset, seed=None, num_workers=cfg.DATALOADER.NUM_WORKERS, collate_fn=identity)
+                samples = SeededLoader(dataset, seed=0, num_workers=cfg.DATALOADER.NUM_WORKERS, collate_fn=identity)
             failed += _show_errors(f"DATASETS.{key}[{i}] ({name_of(entry)})", samples, most)
     if not failed:
         loaders = {"DATASETS.TRAIN": build_train_loader(cfg)} if cfg.DATASETS.TRAIN else {}
