@@ -2,6 +2,7 @@
 
 import io
 import logging
+import math
 import os
 import sys
 import time
@@ -138,26 +139,21 @@ class ProgressBar(HookBase):
         if step := self._metrics.get("time"):  # tqdm's counts no evaluations, or takes one for slow steps
             seconds = step * max(values["total"] - values["n"], 0) + sum(self.trainer.storage.evaluations_left.values())
             left = self._bar.format_interval(seconds)
-        left += " left"
-        fields, head = [left, *self._first, rate, *self._others], "{desc}" + bar_format
-        separator = ", "
+        ordered, separator = [f"{left} left", *self._first, rate, *self._others], ", "
         if in_notebook():  # tqdm makes spaces that do not break, so the comma has a break of zero width
             ncols, separator = None, ",\u200b "
-        if ncols:
-            for head in ("{desc}" + bar_format, bar_format, "{n_fmt}/{total_fmt}"):
+        head, space = bar_format, math.inf
+        for head in ("{desc}" + bar_format, bar_format, "{n_fmt}/{total_fmt}"):
+            if ncols:
                 space = ncols - disp_len(write(bar_format=head.replace("{bar}", " " * _CELLS))) - 1
-                if space >= 0:
-                    break
-            wanted, fields = fields, []
-            for field in wanted:
-                if (width := disp_len(field) + 2) <= space:
-                    fields.append(field)
-                    space -= width
-                elif field in self._first[-1:]:
-                    break  # nothing less important takes the place of the loss
-        if rate in fields:  # it belongs to the time left, but gives way to the loss
-            fields.remove(rate)
-            fields.insert(1, rate)
+            if space >= 0:
+                break
+        fields: list[str] = []
+        for field in ordered:
+            space -= disp_len(field) + 2
+            if space < 0:
+                break  # nothing less important takes its place
+            fields.insert(1 if field == rate else len(fields), field)  # the rate belongs to the time left
         text = separator.join(fields).replace("{", "{{").replace("}", "}}")
         return str(write(bar_format=f"{head} [{text}]" if text else head, ncols=ncols))
 

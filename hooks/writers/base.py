@@ -67,22 +67,27 @@ class RowWriter(EventWriter):
     _resumed = False  # a state was loaded, which the next run continues
     _first = 0  # first iteration whose rows come from this run
     _storage: "weakref.ref[EventStorage] | None" = None  # whose rows are written
-    _waiting: list[Any] = []  # collected and not written; replaced, never changed in place
+    _waiting: Sequence[Any] = ()  # collected and not written
 
     def __init__(self, window_size: int = 20) -> None:
         self._window_size = window_size
 
     def resume(self, start_iter: int) -> None:
-        self._waiting = []  # of a run that failed; this one writes its own
+        self._waiting = ()  # of a run that failed; this one writes its own
         if self._resumed:
             # The last run may have evaluated after its last step, an iteration that this run writes again. And a
             # checkpoint may hold earlier metrics that were not yet written.
             self._last_write = min(self._last_write, start_iter - 1)
             self._first = self._last_write + 1
         else:
-            self._seen = get_event_storage().loaded if has_event_storage() else 0
-            self._last_write, self._first = -1, start_iter
-        self._resumed, self._storage = False, weakref.ref(get_event_storage()) if has_event_storage() else None
+            self._first = start_iter
+        self._begin(get_event_storage() if has_event_storage() else None)
+
+    def _begin(self, storage: EventStorage | None) -> None:
+        """Write rows of ``storage`` from now on: what was put since it was loaded, or since the loaded state."""
+        if not self._resumed:
+            self._seen, self._last_write = storage.loaded if storage else 0, -1
+        self._resumed, self._storage = False, weakref.ref(storage) if storage else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the storage, and the last iteration written."""
@@ -109,7 +114,7 @@ class RowWriter(EventWriter):
 
     def deliver(self) -> None:
         """Write what was collected. After an OSError it waits for the next call."""
-        rows, self._waiting = self._waiting, []
+        rows, self._waiting = self._waiting, ()
         try:
             if rows:
                 self.write_rows(rows)
@@ -119,9 +124,7 @@ class RowWriter(EventWriter):
 
     def _new_rows(self, storage: EventStorage) -> list[Row]:
         if self._storage is None or self._storage() is not storage:  # written to without a PeriodicWriter
-            if not self._resumed:
-                self._seen, self._last_write = storage.loaded, -1
-            self._resumed, self._storage = False, weakref.ref(storage)
+            self._begin(storage)
         rows, self._seen = storage.rows(self._window_size, self._seen, self._last_write + 1)
         if rows:
             self._last_write = rows[-1][0]

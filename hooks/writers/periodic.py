@@ -11,7 +11,7 @@ from ...config.atomic import OnError, WriteError, check_on_error
 from ..base import HOOK_REGISTRY, Every, HookBase, Period, for_subclasses
 from ..common import run_folder
 from ..history_buffer import MeanWindow
-from .base import EndOfRun, EventWriter, RowWriter
+from .base import EventWriter, RowWriter
 
 logger = logging.getLogger(__name__)
 
@@ -74,15 +74,16 @@ class PeriodicWriter(HookBase):
 
     def before_train(self) -> None:
         self._every.start()
-        if (folder := run_folder(self.trainer)) is not None:
-            for writer in self._row_writers:
-                writer.use_folder(folder)
         if self._state:  # a second train() continues, as a resume does
             self.load_state_dict(self._state)
         self._due, self._waiting = False, True
-        storage = self.trainer.storage
-        storage.saves_media |= any(writer.takes_media for writer in self._row_writers)
-        self._seen = storage.loaded
+        storage, folder = self.trainer.storage, run_folder(self.trainer)
+        self._seen, self._take_media = storage.loaded, False
+        for writer in self._row_writers:
+            self._take_media |= writer.takes_media
+            if folder is not None:
+                writer.use_folder(folder)
+        storage.saves_media |= self._take_media
         self._has_own_step = type(self).after_step is not PeriodicWriter.after_step
         if self._has_own_step:  # it may write by itself
             self._open()
@@ -104,9 +105,8 @@ class PeriodicWriter(HookBase):
             if trainer.failed:
                 return
             self._open()
-        if not ending and not self._has_own_step:
-            self._due = self._every(trainer)
-        if not (ending or self._due or "write" in trainer.requests):
+        due = ending or (self._due if self._has_own_step else self._every(trainer))
+        if not due and "write" not in trainer.requests:
             return
         storage = trainer.storage
         if not ending:
@@ -119,10 +119,10 @@ class PeriodicWriter(HookBase):
         try:
             self._for_all(*acts)
         finally:
-            if not ending and any(writer.takes_media for writer in self._row_writers):
+            if not ending and self._take_media:
                 storage.clear_media()
         if trainer.listens("after_write"):
-            window = next((writer._window_size for writer in self._row_writers), 20)
+            window = self._row_writers[0]._window_size if self._row_writers else 20
             rows, self._seen = storage.rows(window, self._seen)
             trainer.emit("after_write", {name: value for _, row in rows for name, value in row.items()})
 
@@ -130,7 +130,9 @@ class PeriodicWriter(HookBase):
         self._for_all(self._deliver, methodcaller("sync"))
 
     def after_run(self) -> None:  # after the last checkpoint
-        finish = methodcaller("finish", self._end_of_run())
+        trainer = self.trainer
+        how = "interrupted" if trainer.interrupted else "stopped" if trainer.stopped else "completed"
+        finish = methodcaller("finish", "failed" if trainer.failed else how)
         self._for_all(self._deliver, methodcaller("close"), finish, strict=True)
 
     def _collect(self, writer: EventWriter) -> None:
@@ -168,12 +170,6 @@ class PeriodicWriter(HookBase):
             errors[0].add_note(f"then also: {type(other).__name__}: {other}")
         if errors:
             raise errors[0]
-
-    def _end_of_run(self) -> EndOfRun:
-        trainer = self.trainer
-        if trainer.failed:
-            return "failed"
-        return "interrupted" if trainer.interrupted else "stopped" if trainer.stopped else "completed"
 
     def set_max_iter(self, max_iter: int) -> None:
         """Tell writers that show the time left that the length of the run has changed."""
