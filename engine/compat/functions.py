@@ -54,7 +54,7 @@ def _highlight(code: str, filename: str) -> str:
     return code
 
 
-def _try_get_key(cfg: Any, *keys: str, default: Any = None) -> Any:
+def _try_get_key(cfg: object, *keys: str, default: object = None) -> Any:
     """Return the value of the first of some full keys, such as ``"train.seed"``, that a config of any kind has."""
     for key in keys:
         value = cfg

@@ -81,7 +81,7 @@ class InnerTrainer:
         """Return the inner trainer's state if its class has one of its own."""
         return self.of(outer).state_dict() if self._has_state else {}
 
-    def load_state_dict(self, outer: Any, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, outer: Any, state_dict: Mapping[str, object]) -> None:
         if self._has_state:
             self.of(outer).load_state_dict(state_dict)
 
@@ -95,7 +95,7 @@ class _StandIn:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._outer, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         setattr(self._outer, name, value)
 
     def run_step(self) -> None:
@@ -104,5 +104,5 @@ class _StandIn:
     def state_dict(self) -> dict[str, Any]:
         return SimpleTrainer.state_dict(self._outer)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         SimpleTrainer.load_state_dict(self._outer, state_dict)

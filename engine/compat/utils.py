@@ -45,7 +45,7 @@ def retry_if_cuda_oom(func: _F) -> _F:
     """
 
     @functools.wraps(func)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: object, **kwargs: object) -> object:
         try:
             return func(*args, **kwargs)
         except torch.OutOfMemoryError:
@@ -68,7 +68,7 @@ class PicklableWrapper:
     def __init__(self, obj: Any) -> None:
         self._obj: Any = obj._obj if isinstance(obj, PicklableWrapper) else obj
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         import cloudpickle
 
         return cloudpickle.loads, (cloudpickle.dumps(self._obj),)
@@ -80,7 +80,7 @@ class PicklableWrapper:
         return getattr(vars(self)["_obj"], name)
 
 
-def fixup_module_metadata(module_name: str, namespace: dict[str, Any], keys: Iterable[str] | None = None) -> None:
+def fixup_module_metadata(module_name: str, namespace: dict[str, object], keys: Iterable[str] | None = None) -> None:
     """Have the classes and functions of a package's submodules name the package as their module.
 
     Args:
@@ -103,8 +103,8 @@ def _to_cpu(value: Any) -> Any:
     return value.to("cpu") if getattr(getattr(value, "device", None), "type", "") == "cuda" else value
 
 
-_calls: Counter[tuple[Any, ...]] = Counter()
-_times: dict[tuple[Any, ...], float] = {}
+_calls: Counter[tuple[object, ...]] = Counter()
+_times: dict[tuple[object, ...], float] = {}
 
 
 def setup_logger(
@@ -171,7 +171,7 @@ def log_every_n_seconds(lvl: int, msg: str, n: float = 1, *, name: str | None = 
         logging.getLogger(name or module).log(lvl, msg)
 
 
-def create_small_table(small_dict: Mapping[str, Any]) -> str:
+def create_small_table(small_dict: Mapping[str, object]) -> str:
     """Return a Markdown table of one row, with the keys as its header. Floats have three decimals."""
     values = [f"{value:.3f}" if isinstance(value, float) else str(value) for value in small_dict.values()]
     widths = [max(len(str(key)), len(value), 3) for key, value in zip(small_dict, values, strict=True)]
@@ -181,7 +181,7 @@ def create_small_table(small_dict: Mapping[str, Any]) -> str:
     return f"|{header}|\n|{line}|\n|{row}|"
 
 
-def _caller() -> tuple[str, tuple[Any, ...]]:
+def _caller() -> tuple[str, tuple[object, ...]]:
     """Return the module that called a function here, and the line of its code."""
     frame = sys._getframe(2)
     module = frame.f_globals["__name__"]

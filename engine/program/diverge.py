@@ -4,15 +4,15 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import indent
-from typing import Any
 
 import numpy as np
 
 from ...config import CfgNode, ConfigError
 from ...config.defaults import differences, resolved
-from ...runs.reading import Curve
+from ..defaults import DefaultTrainer
 from ..options import named_trainer
-from .repeat import compare_curves, curves_of, environment_of, find_checkpoint, replay_step
+from .recorder import Report
+from .repeat import Curves, compare_curves, curves_of, environment_of, find_checkpoint, replay_step
 from .samples import ranks_of
 
 
@@ -80,26 +80,27 @@ def diverge(
     return False, "\n".join(lines)
 
 
-def _pair(title: str, values: Sequence[Any]) -> list[str]:
+def _pair(title: str, values: Sequence[object]) -> list[str]:
     one, other = (value or "not known" for value in values)
     return [f"{title}: {one}" if one == other else f"{title}: different\n  {one}\n  {other}"]
 
 
-def _last_row_before(iteration: int, curves: Sequence[Mapping[str, Curve]]) -> int:
+def _last_row_before(iteration: int, curves: Sequence[Curves]) -> int:
     """Return the last iteration before another of which both runs have a metric; -1 if there is none."""
     one, other = curves
     shared = [np.intersect1d(one[name].iterations, other[name].iterations) for name in one.keys() & other.keys()]
     return max((int(rows[rows < iteration].max(initial=-1)) for rows in shared), default=-1)
 
 
-def _replays(runs: Sequence[str], start: int, last: int, trainer: Any, cfg: CfgNode | None, most: int) -> Iterator[str]:
+def _replays(
+    runs: Sequence[str], start: int, last: int, trainer: type[DefaultTrainer], cfg: CfgNode | None, most: int
+) -> Iterator[str]:
     """Replay both runs from before ``start`` to ``last``, and report the first step that differs."""
     checkpoints = [find_checkpoint(run, start) for run in runs]
 
-    def both(iteration: int) -> list[tuple[dict[str, Any], Mapping[str, Curve]]]:
+    def both(iteration: int) -> list[tuple[Report, Curves]]:
         pairs = zip(runs, checkpoints, strict=True)
-        options = {"trainer": trainer, "cfg": cfg, "overrides": ["LOG.PERIOD", 1]}
-        return [replay_step(run, iteration, path, **options) for run, path in pairs]
+        return [replay_step(run, iteration, path, trainer, cfg, ["LOG.PERIOD", 1]) for run, path in pairs]
 
     (one, curves), (other, others) = both(last)
     first = compare_curves(curves, others, start, last)["first_difference"]
@@ -125,7 +126,7 @@ def _replays(runs: Sequence[str], start: int, last: int, trainer: Any, cfg: CfgN
         yield f"  and {len(rows) - most} more (--most {len(rows)})"
 
 
-def _values(report: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _values(report: Report) -> Iterator[tuple[str, object]]:
     """Yield the values of a step by name, in the order in which the step computes them."""
     yield "samples", [sample["index"] for sample in report["samples"]]
     yield "batch", report.get("batch")
@@ -142,7 +143,7 @@ def _values(report: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "error", report.get("error")
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, Mapping):
         return "  ".join(f"{key} {number:.9g}" for key, number in value.items() if isinstance(number, float))
     return f"{value:.9g}" if isinstance(value, float) else str(value)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -27,6 +27,7 @@ from ..checkpoint.find_checkpoint import find_checkpoint
 from ..checkpoint.weights import choose_weights, read_checkpoint
 from ..data import build_test_loader, build_train_loader
 from ..data.loader import move_to_device
+from ..evaluation.evaluator import Outputs
 from ..modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from .inspection import part_of
 from .predictor import load_weights
@@ -124,7 +125,7 @@ def export_weights(
     return _exported(output, format, state, metadata)
 
 
-def _exported(output: str, format: str, state: Mapping[str, Any], metadata: dict[str, str]) -> Exported:
+def _exported(output: str, format: str, state: Mapping[str, object], metadata: dict[str, str]) -> Exported:
     sizes = [value.nbytes for value in state.values() if isinstance(value, torch.Tensor)]
     return Exported(output, format, len(sizes), sum(sizes), metadata)
 
@@ -150,7 +151,7 @@ def check_format(output: str, format: str, source: str, choices: tuple[str, ...]
     return format
 
 
-def _replace(output: str, write: Callable[[IO[bytes]], Any]) -> None:
+def _replace(output: str, write: Callable[[IO[bytes]], object]) -> None:
     try:
         os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
     except OSError as error:
@@ -158,7 +159,7 @@ def _replace(output: str, write: Callable[[IO[bytes]], Any]) -> None:
     replace_file(output, write)
 
 
-def origin(checkpoint: Mapping[str, Any]) -> dict[str, str]:
+def origin(checkpoint: Mapping[str, object]) -> dict[str, str]:
     """Return the model's name and the iteration of a checkpoint, as far as it holds them."""
     found: dict[str, str] = {}
     for iteration in (checkpoint.get("iteration"), part_of(checkpoint, "trainer", "iteration")):
@@ -170,20 +171,20 @@ def origin(checkpoint: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _write_safetensors(state: Mapping[str, Any], output: str, metadata: dict[str, str]) -> None:
+def _write_safetensors(state: Mapping[str, object], output: str, metadata: dict[str, str]) -> None:
     try:
         from safetensors.torch import save
     except ImportError:
         raise ConfigError("the package safetensors is not installed: pip install safetensors") from None
-    if others := [name for name, value in state.items() if not isinstance(value, torch.Tensor)]:
-        raise ConfigError(
-            f"a safetensors file holds tensors only, and {others[0]} (the extra state of a module) is not one; "
-            "use the format pth"
-        )
     tensors: dict[str, torch.Tensor] = {}
-    kept: dict[tuple[Any, ...], str] = {}
+    kept: dict[tuple[object, ...], str] = {}
     storages: set[int] = set()
     for name, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            raise ConfigError(
+                f"a safetensors file holds tensors only, and {name} (the extra state of a module) is not one; "
+                "use the format pth"
+            )
         storage = value.untyped_storage().data_ptr()
         if storage and value.numel():
             same = kept.setdefault((value.data_ptr(), value.shape, value.stride(), value.dtype), name)
@@ -227,22 +228,30 @@ def export_program(cfg: CfgNode, output: str | os.PathLike[str], format: str = "
     cfg.MODEL.ACTIVATION_CHECKPOINTING = []
     model = build_model(cfg).eval()
     rest = load_weights(cfg, model)
-    args, kwargs, outputs = _example(cfg, model)
-    program, size = _trace(model, args, kwargs)
+    example = _example(cfg, model)
+    program, size = _trace(model, example)
     metadata = {"hookline": hookline.__version__, "model": cfg.MODEL.NAME, **origin(rest), "batch_size": size}
     buffer = io.BytesIO()
     if format == "onnx":
-        _write_onnx(program, buffer, args, kwargs, outputs, metadata)
+        _write_onnx(program, buffer, example, metadata)
     else:
         torch.export.save(program, buffer, extra_files={"hookline.json": json.dumps(metadata)})
         buffer.seek(0)
-        _check_same(torch.export.load(buffer).module(), args, kwargs, outputs)
+        _check_same(torch.export.load(buffer).module(), example)
     _replace(output, lambda file: file.write(buffer.getbuffer()))
     return _exported(output, format, model.state_dict(), metadata)
 
 
+class _Example(NamedTuple):
+    """A call of a model, and its outputs."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: Outputs
+
+
 def _write_onnx(
-    program: Any, buffer: io.BytesIO, args: Any, kwargs: Any, outputs: Any, metadata: dict[str, str]
+    program: torch.export.ExportedProgram, buffer: io.BytesIO, example: _Example, metadata: dict[str, str]
 ) -> None:
     try:
         converted: Any = torch.onnx.export(program, dynamo=True, verbose=False)
@@ -253,17 +262,17 @@ def _write_onnx(
     except Exception as error:  # an operation without a translation, or more than 2 GB
         raise ConfigError(f"torch.onnx cannot convert the model: {first_line(error)}") from error
     # Other kernels than torch's, which round differently.
-    _check_same(converted, args, kwargs, outputs, rtol=1e-3, atol=1e-4)
+    _check_same(converted, example, rtol=1e-3, atol=1e-4)
 
 
-def _example(cfg: CfgNode, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Return the arguments of the model's call for a batch of the config's data, and its outputs."""
+def _example(cfg: CfgNode, model: nn.Module) -> _Example:
+    """Return the model's call for a batch of the config's data."""
     names = cfg.DATASETS.TEST
     loader = build_test_loader(cfg, name_of(names[0])) if names else build_train_loader(cfg)
     batch = move_to_device(next(iter(loader)), resolve_device(cfg.MODEL.DEVICE))
-    adapter, calls = build_adapter(cfg), list[tuple[Any, Any, Any]]()
+    adapter, calls = build_adapter(cfg), list[_Example]()
     hook = model.register_forward_hook(
-        lambda module, args, kwargs, outputs: calls.append((args, kwargs, outputs)), with_kwargs=True
+        lambda module, args, kwargs, outputs: calls.append(_Example(args, kwargs, outputs)), with_kwargs=True
     )
     try:
         with torch.no_grad():
@@ -274,35 +283,37 @@ def _example(cfg: CfgNode, model: nn.Module) -> tuple[tuple[Any, ...], dict[str,
         raise ConfigError(
             f"{cfg.MODEL.NAME} calls its forward() {len(calls)} times for a batch; torch.export needs exactly one call"
         )
-    return calls[0] if adapter.loss is not None else _without_target(model, adapter, *calls[0])
+    return calls[0] if adapter.loss is not None else _without_target(model, adapter, calls[0])
 
 
-def _without_target(model: nn.Module, adapter: ModelAdapter, args: Any, kwargs: Any, outputs: Any) -> Any:
+def _without_target(model: nn.Module, adapter: ModelAdapter, example: _Example) -> _Example:
     """Leave out the target, which a model that computes its own loss receives, if the model works without it."""
     targets = adapter.inputs.target_names
-    positions: list[Any] = []
-    named = {name: value for name, value in kwargs.items() if name not in targets}
-    left_out = len(named) < len(kwargs)
-    for name, value in zip(inspect.signature(model.forward).parameters, args, strict=False):
+    positions: list[object] = []
+    named = {name: value for name, value in example.kwargs.items() if name not in targets}
+    left_out = len(named) < len(example.kwargs)
+    for name, value in zip(inspect.signature(model.forward).parameters, example.args, strict=False):
         if name in targets:
             left_out = True
         elif left_out:
             named[name] = value
         else:
             positions.append(value)
-    with suppress(Exception), torch.no_grad():  # a model can raise any error
-        return (tuple(positions), named, model(*positions, **named)) if left_out else (args, kwargs, outputs)
-    return args, kwargs, outputs
+    if left_out:
+        with suppress(Exception), torch.no_grad():  # a model can raise any error
+            return _Example(tuple(positions), named, model(*positions, **named))
+    return example
 
 
-def _trace(model: nn.Module, args: Any, kwargs: Any) -> tuple[Any, str]:
+def _trace(model: nn.Module, example: _Example) -> tuple[torch.export.ExportedProgram, str]:
     """Return the program, and the only batch size that it takes, or "any"."""
+    args, kwargs, _ = example
     tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor) and value.dim()]
     if not tensors:
         raise ConfigError("the model receives no tensors, so it cannot be traced")
     size = tensors[0].shape[0]
 
-    def is_batch(value: Any) -> bool:
+    def is_batch(value: object) -> bool:
         return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == size
 
     shapes = pytree.tree_map(lambda value: {0: torch.export.Dim.AUTO} if is_batch(value) else None, (args, kwargs))
@@ -325,12 +336,12 @@ def _trace(model: nn.Module, args: Any, kwargs: Any) -> tuple[Any, str]:
     return program, str(size) if fixed else "any"
 
 
-def _check_same(program: Any, args: Any, kwargs: Any, expected: Any, **tolerance: Any) -> None:
+def _check_same(program: Callable[..., Outputs], example: _Example, **tolerance: Any) -> None:
     try:
         with torch.no_grad():
-            outputs = program(*args, **kwargs)
+            outputs = program(*example.args, **example.kwargs)
         # ONNX has no None, such as the loss of a model that returns (logits, None).
-        leaves = [[leaf for leaf in pytree.tree_leaves(one) if leaf is not None] for one in (outputs, expected)]
+        leaves = [[leaf for leaf in pytree.tree_leaves(one) if leaf is not None] for one in (outputs, example.outputs)]
         for ours, theirs in zip(*leaves, strict=True):
             torch.testing.assert_close(ours, theirs, **tolerance)
     except Exception as error:

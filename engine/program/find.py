@@ -4,7 +4,6 @@ import logging
 import math
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -102,11 +101,11 @@ def find_lr(
     losses: list[float] = []
     smoothed: list[float] = []
 
-    def set_rate(trial: Any) -> None:
+    def set_rate(trial: DefaultTrainer) -> None:
         for group, factor in zip(trial.optimizer.param_groups, factors, strict=True):
             group["lr"] = rates[trial.iter] * factor
 
-    def keep_loss(trial: Any) -> None:
+    def keep_loss(trial: DefaultTrainer) -> None:
         loss = float(np.mean(comm.all_gather(trial.storage.history("total_loss").latest())))
         if not math.isfinite(loss):
             trial.stop("the loss is not finite")

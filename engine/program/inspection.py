@@ -60,18 +60,18 @@ def inspect_checkpoint(path: str) -> dict[str, Any]:
     return plain
 
 
-def part_of(value: Any, *keys: str) -> Any:
+def part_of(value: object, *keys: str) -> Any:
     """Return a value inside nested mappings; None if it is not there."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
 
 
-def _tensors(state: Any) -> list[torch.Tensor]:
+def _tensors(state: object) -> list[torch.Tensor]:
     return [value for value in tree_leaves(state) if isinstance(value, torch.Tensor)]
 
 
-def _describe_weights(weights: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_weights(weights: Mapping[str, object]) -> dict[str, Any]:
     tensors = _tensors(weights)
     return {
         "count": len(tensors),
@@ -82,7 +82,7 @@ def _describe_weights(weights: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def hash_weights(weights: Mapping[str, Any]) -> str:
+def hash_weights(weights: Mapping[str, object]) -> str:
     """Return the sha256 of weights' names, dtypes, shapes and bytes.
 
     Two models have the same one exactly if their weights are equal bit for bit, on any device.

@@ -12,7 +12,7 @@ from ...hooks.builtin.fvcore import checked
 from ..checkpoint import Checkpointer
 from ..data.build import build_collate_fn
 from ..data.loader import move_to_device
-from ..evaluation.evaluator import inference_context
+from ..evaluation.evaluator import Batch, Outputs, inference_context
 from ..modeling import build_adapter, build_model, resolve_device
 from ..modeling.outputs import entries_of
 
@@ -67,7 +67,7 @@ class DefaultPredictor:
         self.adapter = build_adapter(cfg)
         self._collate = build_collate_fn(cfg, None) or default_collate
 
-    def __call__(self, sample: Any) -> Any:
+    def __call__(self, sample: Batch) -> Outputs:
         """Predict for one sample.
 
         Args:
@@ -79,7 +79,7 @@ class DefaultPredictor:
         """
         return _first(self.batch([sample]))
 
-    def batch(self, samples: Any) -> Any:
+    def batch(self, samples: Batch) -> Outputs:
         """Predict for several samples.
 
         Args:
@@ -97,7 +97,7 @@ class DefaultPredictor:
             return self.adapter.predict(self.model, samples)
 
 
-def _first(outputs: Any) -> Any:
+def _first(outputs: Outputs) -> Outputs:
     """The outputs of the first sample of a batch."""
     if isinstance(outputs, torch.Tensor):
         return outputs[0] if outputs.dim() else outputs

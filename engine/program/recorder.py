@@ -1,16 +1,21 @@
 """``StepRecorder``: the hook that measures one step."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from ...hooks.base import HookBase
 from ...hooks.builtin.interruption import EXIT_RESUMABLE
 from ...hooks.common import local_part, unwrap_model
+from ..evaluation.evaluator import Batch, Outputs
+
+Report = dict[str, Any]
+"""What was recorded of a step, or of a part of it: plain data, by name."""
 
 
 class StepRecorder(HookBase):
@@ -28,10 +33,10 @@ class StepRecorder(HookBase):
     uses_outputs = True
 
     def __init__(self, iteration: int) -> None:
-        self._handles: list[Any] = []
-        self._modules: dict[str, dict[str, Any]] = {}
+        self._handles: list[RemovableHandle] = []
+        self._modules: dict[str, Report] = {}
         self._before: list[torch.Tensor] = []
-        self.report: dict[str, Any] = {"iteration": iteration, "samples": [], "losses": {}, "modules": []}
+        self.report: Report = {"iteration": iteration, "samples": [], "losses": {}, "modules": []}
 
     # ------------------------------------------------------------------ the step
 
@@ -39,12 +44,12 @@ class StepRecorder(HookBase):
         for name, module in unwrap_model(self.trainer.model).named_modules():
             self._handles.append(module.register_forward_hook(self._watch(name or "(model)")))
 
-    def after_fetch(self, batch: Any) -> None:
+    def after_fetch(self, batch: Batch) -> None:
         self._note_samples(batch)
         if tensors := [one for one in _tensors(batch) if one.numel()]:
             self.report["batch"] = statistics(tensors)
 
-    def after_forward(self, batch: Any, outputs: Any) -> None:
+    def after_forward(self, batch: Batch, outputs: Mapping[str, torch.Tensor]) -> None:
         for name, loss in outputs.items():
             self.report["losses"].setdefault(name, []).append(float(loss.detach()))
 
@@ -85,8 +90,8 @@ class StepRecorder(HookBase):
     def _parameters(self) -> list[nn.Parameter]:
         return [p for group in self.trainer.optimizer.param_groups for p in group["params"] if p.grad is not None]
 
-    def _watch(self, name: str) -> Any:
-        def see(module: nn.Module, inputs: Any, output: Any) -> None:
+    def _watch(self, name: str) -> Callable[[nn.Module, object, Outputs], None]:
+        def see(module: nn.Module, inputs: object, output: Outputs) -> None:
             entry = self._modules.setdefault(name, {"module": name, "type": type(module).__name__})
             tensors = [one for one in _tensors(output) if one.is_floating_point()]
             if not tensors:
@@ -98,7 +103,7 @@ class StepRecorder(HookBase):
 
         return see
 
-    def _note_samples(self, batch: Any) -> None:
+    def _note_samples(self, batch: Batch) -> None:
         """Note the indices of the step, which each of its micro-batches has, and what a whole batch has of each."""
         trainer = self.trainer
         try:
@@ -130,11 +135,11 @@ class StepRecorder(HookBase):
         return None
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def _tensors(value: object) -> list[torch.Tensor]:
     return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
 
 
-def statistics(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+def statistics(tensors: Sequence[torch.Tensor]) -> Report:
     """Return shape, min, max, mean and norm of the finite values, the share of zeros, and the numbers of NaN and
     infinities.
 
@@ -143,7 +148,7 @@ def statistics(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
     """
     values = torch.cat([local_part(tensor.detach()).double().flatten() for tensor in tensors])
     finite = values[values.isfinite()]
-    row: dict[str, Any] = {"shape": list(tensors[0].shape)}
+    row: Report = {"shape": list(tensors[0].shape)}
     row |= dict.fromkeys(("min", "max", "mean", "norm", "zeros"))
     if finite.numel():
         row |= {name: float(getattr(finite, name)()) for name in ("min", "max", "mean", "norm")}

@@ -8,9 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from torch.utils._pytree import tree_map_only
@@ -27,10 +25,13 @@ from ..defaults import DefaultTrainer
 from ..launch import launch
 from ..run import default_setup
 from ..setup.report import describe_environment
-from .recorder import StepRecorder
+from .recorder import Report, StepRecorder
 from .samples import ranks_of, run_config
 
 logger = logging.getLogger(__name__)
+
+Curves = Mapping[str, Curve]
+"""Metrics of a run by name."""
 
 _REPORT = "report.json"
 _SHOWN = 12  # rows of a table on the console
@@ -42,9 +43,9 @@ def replay(
     *,
     trainer: type[DefaultTrainer] = DefaultTrainer,
     cfg: CfgNode | None = None,
-    overrides: Sequence[Any] = (),
+    overrides: Sequence[object] = (),
     extra_hooks: Iterable[HookBase] = (),
-) -> dict[str, Any]:
+) -> Report:
     """Run a step of a run again, from its newest whole checkpoint before the step, and report what happens in it.
 
     The run may have finished, failed or still be running. Its files are not changed; the report is written to
@@ -73,12 +74,12 @@ def replay(
         raise ConfigError(f"{folder}: has files that no replay has written; move them away, the report goes there")
     curves = comm.on_main_process(lambda: curves_of(run))
     start = find_checkpoint(run, iteration)
-    options: dict[str, Any] = {"trainer": trainer, "cfg": cfg, "overrides": overrides, "extra_hooks": extra_hooks}
-    report, own = replay_step(run, iteration, start, **options)
+    report, own = replay_step(run, iteration, start, trainer, cfg, overrides, extra_hooks)
     if comm.is_main_process():
         report["compared"] = compare_curves(curves, own, report["first_iteration"], iteration)
         os.makedirs(folder, exist_ok=True)
-        write_report(report, os.path.join(folder, _REPORT))
+        finite = tree_map_only(float, lambda one: one if math.isfinite(one) else None, report)
+        replace_text(os.path.join(folder, _REPORT), json.dumps(finite, indent=1, allow_nan=False) + "\n")
     return report
 
 
@@ -86,12 +87,11 @@ def replay_step(
     run: str,
     iteration: int,
     checkpoint: str,
-    *,
-    trainer: type[DefaultTrainer] = DefaultTrainer,
-    cfg: CfgNode | None = None,
-    overrides: Sequence[Any] = (),
+    trainer: type[DefaultTrainer],
+    cfg: CfgNode | None,
+    overrides: Sequence[object],
     extra_hooks: Iterable[HookBase] = (),
-) -> tuple[dict[str, Any], Mapping[str, Curve]]:
+) -> tuple[Report, Curves]:
     """Run a step again in a scratch folder, without hooks that save. All ranks call this function.
 
     Args:
@@ -105,68 +105,59 @@ def replay_step(
     if replayed.SOLVER.COMPILE_STEP:  # the parts of such a step cannot be seen
         replayed.SOLVER.COMPILE_STEP, overrides = False, [*overrides, "SOLVER.COMPILE_STEP", False]
     recorder = StepRecorder(iteration)
-    curves: Mapping[str, Curve] = {}
-    with _scratch_folder() as folder, _quiet():
-        replayed.OUTPUT_DIR = folder
+    report = recorder.report
+    curves: Curves = {}
+    folder = replayed.OUTPUT_DIR = comm.on_main_process(lambda: tempfile.mkdtemp(prefix="hookline-replay-"))
+    logging.disable(logging.CRITICAL)  # the report has the error of the step
+    try:
         default_setup(replayed, argparse.Namespace(resume=checkpoint or False))
         one = trainer(replayed)
         one.resume_or_load(resume=checkpoint or False)
-        if one.start_iter > iteration or iteration >= one.max_iter:
-            raise ConfigError(f"iteration {iteration}: the run has the iterations 0 to {one.max_iter - 1}")
-        for saver in (all_hooks.PeriodicCheckpointer, all_hooks.BestCheckpointer, all_hooks.ExceptionCheckpointer):
-            one.remove_hook(saver)
-        join = all_hooks.CallbackHook(before_step=lambda t: t.iter == iteration and t.register_hooks([recorder]))
-        join.uses_indices = one._data_loader_iter.has_indices
-        one.register_hooks([*extra_hooks, join])
-        report, end = recorder.report, None
-        try:
-            end = one.train()
-        except Exception as error:
-            if "error" not in report:
-                error.add_note(f"the replay did not reach iteration {iteration}")
-                raise
-            logger.debug("The replayed step failed", exc_info=error)
-        if end is not None and end.iteration <= iteration:
-            raise ConfigError(f"iteration {iteration}: the run ended at iteration {end.iteration}: {end.reason}")
-        report["run"], report["checkpoint"] = os.path.abspath(run), os.path.basename(checkpoint)
-        report["first_iteration"], report["ranks"] = one.start_iter, comm.get_world_size()
+        _train_to(one, recorder, iteration, extra_hooks)
         if comm.is_main_process():
             curves = curves_of(one.cfg.OUTPUT_DIR)
-            then = f"{environment_of(run) or 'versions not known'}, ranks: {ranks_of(run, checkpoint)}"
-            now = f"{describe_environment()}, ranks: {comm.get_world_size()}"
-            report["environment"] = {"then": then, "now": now}
-            report["overrides"] = [str(value) for value in overrides]
+    finally:
+        logging.disable(logging.NOTSET)
+        if comm.is_main_process():
+            shutil.rmtree(folder, ignore_errors=True)
+    report["run"], report["checkpoint"] = os.path.abspath(run), os.path.basename(checkpoint)
+    report["first_iteration"], report["ranks"] = one.start_iter, comm.get_world_size()
+    if comm.is_main_process():
+        then = f"{environment_of(run) or 'versions not known'}, ranks: {ranks_of(run, checkpoint)}"
+        now = f"{describe_environment()}, ranks: {comm.get_world_size()}"
+        report["environment"] = {"then": then, "now": now}
+        report["overrides"] = [str(value) for value in overrides]
     return report, curves
 
 
-def _replay_config(run: str, cfg: CfgNode | None, overrides: Sequence[Any]) -> CfgNode:
+def _train_to(trainer: DefaultTrainer, recorder: StepRecorder, iteration: int, extra_hooks: Iterable[HookBase]) -> None:
+    """Train up to a step, and record it. An error in the step is recorded, too."""
+    if trainer.start_iter > iteration or iteration >= trainer.max_iter:
+        raise ConfigError(f"iteration {iteration}: the run has the iterations 0 to {trainer.max_iter - 1}")
+    for saver in (all_hooks.PeriodicCheckpointer, all_hooks.BestCheckpointer, all_hooks.ExceptionCheckpointer):
+        trainer.remove_hook(saver)
+    join = all_hooks.CallbackHook(before_step=lambda t: t.iter == iteration and t.register_hooks([recorder]))
+    join.uses_indices = trainer.batches.has_indices
+    trainer.register_hooks([*extra_hooks, join])
+    try:
+        end = trainer.train()
+    except Exception as error:
+        if "error" not in recorder.report:
+            error.add_note(f"the replay did not reach iteration {iteration}")
+            raise
+        logger.debug("The replayed step failed", exc_info=error)
+    else:
+        if end.iteration <= iteration:
+            raise ConfigError(f"iteration {iteration}: the run ended at iteration {end.iteration}: {end.reason}")
+
+
+def _replay_config(run: str, cfg: CfgNode | None, overrides: Sequence[object]) -> CfgNode:
     """Return the config of a run with ``overrides``, and without trackers, which would get the metrics twice."""
     cfg = run_config(run, cfg)
     cfg.LOG.WRITERS = ("JSONWriter",)
     cfg.LOG.PROGRESS_BAR = False
     cfg.merge_from_list(list(overrides))
     return cfg
-
-
-@contextmanager
-def _scratch_folder() -> Iterator[str]:
-    """Yield a folder for all ranks; remove it at the end of the block."""
-    folder = comm.on_main_process(lambda: tempfile.mkdtemp(prefix="hookline-replay-"))
-    try:
-        yield folder
-    finally:
-        if comm.is_main_process():
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Log nothing in the block: the report has the error of the step."""
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 def find_checkpoint(run: str, iteration: int) -> str:
@@ -181,8 +172,8 @@ def find_checkpoint(run: str, iteration: int) -> str:
 # ---------------------------------------------------------------------- compared with the run
 
 
-def curves_of(folder: str) -> Mapping[str, Curve]:
-    """Return the metrics of a run by name; none if it has no ``metrics.json``.
+def curves_of(folder: str) -> Curves:
+    """Return the metrics of a run; none if it has no ``metrics.json``.
 
     Raises:
         ConfigError: the file is corrupt.
@@ -190,7 +181,7 @@ def curves_of(folder: str) -> Mapping[str, Curve]:
     return read_run(folder).curves if os.path.isfile(os.path.join(folder, "metrics.json")) else {}
 
 
-def compare_curves(run: Mapping[str, Curve], replay: Mapping[str, Curve], start: int, end: int) -> dict[str, Any]:
+def compare_curves(run: Curves, replay: Curves, start: int, end: int) -> Report:
     """Compare metrics from iteration ``start`` to ``end``, to the bit. Measured ones, such as times, are left out.
 
     ``metrics.json`` has null for NaN and for infinite values, so these are equal here.
@@ -225,13 +216,7 @@ def environment_of(run: str) -> str:
 # ---------------------------------------------------------------------- the report
 
 
-def write_report(report: Mapping[str, Any], path: str) -> None:
-    """Write a report as JSON, with null for NaN and infinity."""
-    finite = tree_map_only(float, lambda one: one if math.isfinite(one) else None, report)
-    replace_text(path, json.dumps(finite, indent=1, allow_nan=False) + "\n")
-
-
-def report_text(report: Mapping[str, Any]) -> str:
+def report_text(report: Report) -> str:
     """Return the report as text for the console."""
     origin = f"checkpoint {report['checkpoint']}" if report["checkpoint"] else "the beginning"
     run = min(report["run"], os.path.relpath(report["run"]), key=len)
@@ -263,7 +248,7 @@ def report_text(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _verdict(report: Mapping[str, Any]) -> str:
+def _verdict(report: Report) -> str:
     values, difference = report["compared"]["values"], report["compared"]["first_difference"]
     if difference is None:
         equal = f"All {values} values on the way equal metrics.json to the bit."
@@ -279,25 +264,32 @@ def _verdict(report: Mapping[str, Any]) -> str:
 # ---------------------------------------------------------------------- the command
 
 
-def replay_in_ranks(run: str, iteration: int, trainer: type[DefaultTrainer], **options: Any) -> None:
+def replay_in_ranks(
+    run: str,
+    iteration: int,
+    trainer: type[DefaultTrainer],
+    cfg: CfgNode | None = None,
+    overrides: Sequence[str] = (),
+) -> None:
     """Replay a step in as many processes as the run had, and print the report.
 
     Args:
-        run, iteration, trainer, **options: see :func:`replay`.
+        run, iteration, trainer, cfg, overrides: see :func:`replay`.
 
     Raises:
         ConfigError: as for :func:`replay`, or an option is wrong.
     """
-    overrides = options.get("overrides", ())
     if len(overrides) % 2:
         raise ConfigError(f"--set takes pairs of KEY VALUE; {overrides[-1]!r} has no value")
-    device = _replay_config(run, options.get("cfg"), overrides).MODEL.DEVICE
+    device = _replay_config(run, cfg, overrides).MODEL.DEVICE
     ranks = ranks_of(run, find_checkpoint(run, iteration))
-    launch(_replay_rank, ranks, args=(run, iteration, trainer, options), device=device)
+    launch(_replay_rank, ranks, args=(run, iteration, trainer, cfg, overrides), device=device)
 
 
-def _replay_rank(run: str, iteration: int, trainer: type[DefaultTrainer], options: Mapping[str, Any]) -> None:
-    report = replay(run, iteration, trainer=trainer, **options)
+def _replay_rank(
+    run: str, iteration: int, trainer: type[DefaultTrainer], cfg: CfgNode | None, overrides: Sequence[str]
+) -> None:
+    report = replay(run, iteration, trainer=trainer, cfg=cfg, overrides=overrides)
     if comm.is_main_process():
         print(report_text(report))
         print(f"Wrote {report['run']}/replay_{iteration}/{_REPORT}")

@@ -88,7 +88,7 @@ def inference_trainer(trainer: type[DefaultTrainer]) -> type[DefaultTrainer]:
             return NoTrainData()
 
         @classmethod
-        def build_lr_scheduler(cls, cfg: CfgNode, optimizer: Any) -> list[Any]:
+        def build_lr_scheduler(cls, cfg: CfgNode, optimizer: Any) -> list[torch.optim.lr_scheduler.LRScheduler]:
             return [torch.optim.lr_scheduler.LambdaLR(one, lambda _: 1.0) for one in optimizers_of(optimizer)]
 
     return InferenceTrainer

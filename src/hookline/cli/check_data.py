@@ -22,7 +22,7 @@ def check_all(cfg: CfgNode, most: int) -> int:
         for i, entry in enumerate(cfg.DATASETS[key]):
             dataset: Any = get_dataset(entry, f"DATASETS.{key}[{i}].ARGS")
             if isinstance(dataset, IterableDataset):
-                samples: Any = StreamLoader(dataset, 1, seed=0, collate_fn=identity)
+                samples: Iterable[object] = StreamLoader(dataset, 1, seed=0, collate_fn=identity)
             else:
                 samples = SeededLoader(dataset, seed=0, num_workers=cfg.DATALOADER.NUM_WORKERS, collate_fn=identity)
             failed += _show_errors(f"DATASETS.{key}[{i}] ({name_of(entry)})", samples, most)
@@ -34,7 +34,7 @@ def check_all(cfg: CfgNode, most: int) -> int:
     return int(failed > 0)
 
 
-def _show_errors(title: str, samples: Iterable[Any], most: int) -> bool:
+def _show_errors(title: str, samples: Iterable[object], most: int) -> bool:
     """Print up to ``most`` errors of reading samples, and return whether there are any."""
     batches, found, end = iter(samples), 0, object()
     while found <= most:

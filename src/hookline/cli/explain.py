@@ -3,7 +3,7 @@
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hookline.config import CfgNode, Duration, Typed, UnknownKeyError, defaults, get_cfg, suggest
@@ -27,7 +27,7 @@ _KEYS = (
     ComponentKey(COLLATE_REGISTRY, "DATALOADER.COLLATE_FN.NAME"),
 )
 _KEY = re.compile(r"_C\.([A-Z][A-Z0-9_.]*) = ")
-_DURATIONS: dict[Any, str] = {
+_DURATIONS: dict[object, str] = {
     Duration.parse: FORMS,
     Duration.parse_length: LENGTH_FORMS,
     Duration.parse_lengths: f"a list, each {LENGTH_FORMS}",
@@ -113,7 +113,7 @@ def _type_text(declared: Typed) -> str:
     return f"{text} or None" if declared.optional or declared.default is None else text
 
 
-def _about_component(named_by: ComponentKey, name: str, target: Any) -> str:
+def _about_component(named_by: ComponentKey, name: str, target: Callable[..., object]) -> str:
     """Return the arguments of a component that a config may set, and its docstring."""
     taken = parameters_of(target, with_cfg="cfg" in named_by.offers)
     positions = [one for one in taken.positions if one != "cfg"] if taken else []
@@ -131,5 +131,5 @@ def _first_sentence(text: str) -> str:
     return re.split(r"(?<=\.)(?<!e\.g\.)(?<!i\.e\.)\s|::", text, maxsplit=1)[0]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else repr(value)

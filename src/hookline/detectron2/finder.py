@@ -139,7 +139,9 @@ def describe(full: str) -> str:
 class _Finder(Loader):
     """Finds aliases of detectron2's modules."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != "detectron2" and not name.startswith("detectron2."):
             return None
         parent = name.rpartition(".")[0]
@@ -168,7 +170,7 @@ class _Alias(ModuleType):
             return importlib.import_module(full)  # detectron2's modules import each other
         raise AttributeError(describe(full), name=name, obj=self)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         home = None if isinstance(value, _Alias) else home_of(self.__name__, name)
         if home is None:
             super().__setattr__(name, value)

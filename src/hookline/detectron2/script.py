@@ -5,13 +5,12 @@ module by name. So the aliases of detectron2's modules are there before the scri
 """
 
 import os
-from typing import Any
 
 VARIABLE = "HOOKLINE_SCRIPT"
 """The environment variable that tells new processes the path of the script."""
 
 
-def run(path: str, namespace: dict[str, Any]) -> None:
+def run(path: str, namespace: dict[str, object]) -> None:
     """Run a script in the namespace of a module."""
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec")

@@ -31,7 +31,7 @@ class Comparison:
     """
 
     columns: list[str]
-    rows: list[list[Any]]
+    rows: list[list[object]]
     keys: int
 
     def csv(self) -> str:
@@ -98,7 +98,7 @@ def compare_runs(
         there = {name for run in runs for name in run.curves}
         if sort not in there:
             raise ConfigError(f"--sort: there is no metric {sort!r}{suggest(sort, there)}")
-    groups: dict[Any, list[Run]] = {}
+    groups: dict[object, list[Run]] = {}
     for run in runs:
         alike = repr([run.config.get(key) for key in different]) if group and run.config else id(run)
         groups.setdefault(alike, []).append(run)
@@ -108,7 +108,7 @@ def compare_runs(
     rows = []
     for members in ordered:
         first = members[0]
-        row: list[Any] = [len(members) if group else first.name, *map(first.config.get, different)]
+        row: list[object] = [len(members) if group else first.name, *map(first.config.get, different)]
         row.append(min(run.last_iteration for run in members) + 1)
         for name in names:
             values = [_final_and_best(run, name, runs) for run in members]
@@ -122,7 +122,7 @@ def _final_and_best(run: Run, name: str, runs: Sequence[Run]) -> list[Any]:
     curve = run.curves.get(name)
     if curve is None or not np.isfinite(curve.values).any():
         return [None, None, None, math.inf]
-    modes = [one.config.get("CHECKPOINT.BEST.MODE", "auto") for one in runs if _best_metric(one) == name]
+    modes = [str(one.config.get("CHECKPOINT.BEST.MODE", "auto")) for one in runs if _best_metric(one) == name]
     costs = curve.values if mode_of(name, modes[0] if modes else "auto") == "min" else -curve.values
     best = int(np.nanargmin(costs))
     last = float(curve.values[-1])
@@ -142,7 +142,7 @@ def _best_metric(run: Run) -> str:
     return str(run.config.get("CHECKPOINT.BEST.METRIC", ""))
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return ""
     text = f"{value:.5g}" if isinstance(value, float) else printable(str(value))

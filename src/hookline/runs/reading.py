@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
 
 import numpy as np
 
@@ -87,7 +86,7 @@ class Run:
     path: str
     name: str
     curves: Mapping[str, Curve]
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def last_iteration(self) -> int:
@@ -230,7 +229,7 @@ def _read_metrics(path: str) -> dict[str, Curve]:
     return {name: Curve(*map(np.array, zip(*sorted(rows.items()), strict=True))) for name, rows in points.items()}
 
 
-def _read_config(path: str) -> dict[str, Any]:
+def _read_config(path: str) -> dict[str, object]:
     if not os.path.isfile(path):
         return {}
     with open(path, encoding="utf-8", errors="replace") as file:
