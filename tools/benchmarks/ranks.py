@@ -6,7 +6,6 @@ from typing import Any
 
 from measure import Groups, Run
 from tasks import by_hand, default, digits_config, lean, plain_parts
-from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,7 +14,7 @@ MODELS: dict[str, tuple[int, list[Any]]] = {
     "MLP": (200, ["MODEL.NAME", "MLP", "MODEL.ARGS", {"in_features": 64, "num_classes": 10, "hidden": [256, 256]}]),
     "ConvNet": (40, []),
 }
-WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {"ddp": DistributedDataParallel, "fsdp2": fully_shard}
+WRAPPERS: dict[str, Callable[..., Any]] = {"ddp": DistributedDataParallel, "fsdp2": fully_shard}
 
 
 def _runs(folder: str, strategy: str, options: list[Any]) -> dict[str, Run]:
