@@ -133,7 +133,8 @@ class Checkpointer(FvcoreCheckpointer):
 
     def _write(self, path: str, state: Any, tag_last: bool, outdated: Iterable[str]) -> None:
         """Write a checkpoint, then point ``last_checkpoint`` to it, then remove outdated ones."""
-        self._make_folder()
+        if not self._has_folder:
+            self._make_folder()
         write_file(path, partial(write_checkpoint, data=state), self.path_manager)
         self._conclude(path, tag_last, outdated)
 
@@ -144,7 +145,7 @@ class Checkpointer(FvcoreCheckpointer):
             self.remove(old)
 
     def _make_folder(self) -> None:
-        if not self._has_folder and "://" not in self.save_dir:  # not again later: a disk may be unmounted
+        if "://" not in self.save_dir:  # not again later: a disk may be unmounted
             os.makedirs(self.save_dir, exist_ok=True)
             remove_leftovers(self.save_dir)
         self._has_folder = True

@@ -59,7 +59,7 @@ class ShardedCheckpointer(Checkpointer):
 
     def _write(self, path: str, state: Any, tag_last: bool, outdated: Iterable[str]) -> None:
         with fail_together(self._group):
-            if comm.is_main_process():
+            if comm.is_main_process() and not self._has_folder:
                 self._make_folder()
         rest, shards = state
         write_folder(path, rest, shards, self._group)

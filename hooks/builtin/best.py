@@ -77,7 +77,7 @@ class BestCheckpointer(HookBase):
         self._val_metric = self._monitor.name
         self._reset_on_train = reset_on_train
         self._mode = mode_of(self._val_metric, mode)
-        self._compare = operator.gt if self._mode == "max" else operator.lt
+        self._compare = operator.gt if self._mode == "max" else operator.lt  # for subclasses, as in detectron2
         self._file_prefix = file_prefix
         self._keep = keep
         self._load_at_end = load_at_end
@@ -184,26 +184,18 @@ class BestCheckpointer(HookBase):
         if iteration <= self._checked_iter:
             return
         self._checked_iter = iteration
-        others = [entry for entry in self.best if entry[1] != iteration]  # a resumed run may evaluate it again
-        if not math.isfinite(value) or self._place(value, others) >= self._keep:
+        if not math.isfinite(value) or found not in self._with(found):
             logger.debug("%s is %.5f; the best so far: %s", self._val_metric, value, self.best)
             return
         self._checkpointer.wait()  # a failed save removes its entry from the list
-        self._save(value, iteration, others)
-
-    def _place(self, value: float, others: list[Entry]) -> int:
-        """The position of a value among others, after equal ones."""
-        return sum(not self._compare(value, other) for other, _ in others)
-
-    def _save(self, value: float, iteration: int, others: list[Entry]) -> None:
-        place, former, path = self._place(value, others), self.best, self._path(iteration)
-        self._set_best([*others[:place], (value, iteration), *others[place:]][: self._keep])
+        former, best, path = self.best, self._with(found), self._path(iteration)
+        self._set_best(best)
         self._written.add(iteration)
 
         def saved(error: OSError | None) -> None:
             if error is not None:
                 self._set_best(former)
-            elif place == 0:
+            elif best[0] == found:
                 self._link_best()
 
         save_with_events(
@@ -215,8 +207,13 @@ class BestCheckpointer(HookBase):
             iteration=iteration,
             best_metric={"name": self._val_metric, "value": value, "mode": self._mode},
         )
-        message = "Best %s so far: %.5g, saved %s" if place == 0 else "%s: %.5g, one of the best, saved %s"
+        message = "Best %s so far: %.5g, saved %s" if best[0] == found else "%s: %.5g, one of the best, saved %s"
         logger.info(message, self._val_metric, value, shown_path(path))
+
+    def _with(self, entry: Entry) -> list[Entry]:
+        """Return the list of the best with another entry, if that is one of them; after equal ones."""
+        others = [one for one in self.best if one[1] != entry[1]]  # a resumed run may evaluate an iteration again
+        return sorted([*others, entry], key=lambda one: one[0], reverse=self._mode == "max")[: self._keep]
 
     # ------------------------------------------------------------------ files
 
