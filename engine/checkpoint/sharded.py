@@ -95,19 +95,22 @@ def write_folder(path: str, state: Any, shards: Mapping[Keys, "DTensor"], group:
     Raises:
         OSError: a rank could not write. An earlier folder of that name is unchanged.
     """
-    main = dist.get_rank(group) == 0
-    of_main = [temporary_path(path) if main else ""]
-    dist.broadcast_object_list(of_main, src=dist.get_global_rank(group, 0), group=group)
-    temporary = of_main[0]
+    main = comm.is_main_process()
+    temporary = comm.broadcast_object(temporary_path(path), group=group)
     try:
         with fail_together(group):
             if main:
                 os.makedirs(temporary)
         with fail_together(group):
-            sums = write_parts(temporary, state if main else None, shards, group)
-        every: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(every, sums, group=group)
-        together = {name: crc for names in every for name, crc in names.items()}
+            writer = dcp.FileSystemWriter(temporary, sync_files=True)
+            writer.fs = _FileSystem()
+            dcp.save(nested(shards), storage_writer=writer, process_group=group, no_dist=False)
+            names = [name for name in os.listdir(temporary) if name.startswith(f"__{comm.get_rank()}_")]
+            if main:
+                names += [".metadata", STATE_FILE]
+                replace_file(os.path.join(temporary, STATE_FILE), lambda file: write_checkpoint(file, state))
+            sums = checksums(temporary, names)
+        together = {name: crc for one in comm.all_gather(sums, group) for name, crc in one.items()}
         with fail_together(group):
             if main:
                 if missing := together.keys() - set(os.listdir(temporary)):
@@ -120,21 +123,6 @@ def write_folder(path: str, state: Any, shards: Mapping[Keys, "DTensor"], group:
     finally:
         if main:
             shutil.rmtree(temporary, ignore_errors=True)
-
-
-def write_parts(
-    folder: str, state: Any, shards: Mapping[Keys, "DTensor"], group: "dist.ProcessGroup"
-) -> dict[str, int]:
-    """Write this rank's files, and return their checksums by name."""
-    rank = dist.get_rank(group)
-    writer = dcp.FileSystemWriter(folder, sync_files=True)
-    writer.fs = _FileSystem()
-    dcp.save(nested(shards), storage_writer=writer, process_group=group, no_dist=False)
-    names = [name for name in os.listdir(folder) if name.startswith(f"__{rank}_")]
-    if rank == 0:
-        names += [".metadata", STATE_FILE]
-        replace_file(os.path.join(folder, STATE_FILE), lambda file: write_checkpoint(file, state))
-    return checksums(folder, names)
 
 
 class _FileSystem(FileSystem):
@@ -160,16 +148,16 @@ def fail_together(group: "dist.ProcessGroup") -> Iterator[None]:
         error = failure.failures.get(dist.get_rank(group), (None,))[0] if failure.failures else failure
     except Exception as failure:
         error = failure
-    texts: list[Any] = [None] * dist.get_world_size(group)
-    text = None if error is None else f"{type(error).__name__}: {first_line(error)}"
-    if isinstance(error, OSError) and error.errno:
-        text = f"{error.strerror}: {error.filename}"
-    dist.all_gather_object(texts, text, group=group)
+    mine = error
+    if error is not None and not isinstance(error, OSError):
+        mine = OSError(f"{type(error).__name__}: {first_line(error)}")
+    every = comm.all_gather(mine, group)
     if isinstance(error, OSError):
         raise error
-    for rank, text in enumerate(texts):
-        if text is not None:
-            raise OSError(f"on rank {rank}: {text}") from error
+    for rank, one in enumerate(every):
+        if one is not None:
+            text = f"{one.strerror}: {one.filename}" if one.errno else one
+            raise OSError(one.errno, f"on rank {rank}: {text}") from error
 
 
 # ---------------------------------------------------------------------------- reading
