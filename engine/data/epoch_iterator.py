@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from ...config import ConfigError
-from ...hooks.common import length_of, preserve_rng
+from ...hooks.common import length_of
 from .. import comm
 from .batch_sampler import GlobalBatchSampler, PlacedBatch, has_state, takes_start
 from .batches import split_batch
@@ -92,8 +92,10 @@ class EpochIterator:
             return batch
         if self.ended:
             self._roll()
-        if self._made_parts != self._parts and self._iterator is not None:
-            self._start_again()
+        if self._made_parts != self._parts and (self._stateful or self._can_seek):  # from this batch on
+            if self._stateful and self._iterator is not None:
+                self.loader.load_state_dict(self.loader.state_dict())
+            self._iterator = None
         if self._iterator is None:
             self._iterator = self._start()
         self._placed = None
@@ -108,20 +110,17 @@ class EpochIterator:
         if self._noted:
             self._placed = self._noted.popleft()
         found: list[tuple[Any, int | None]] = read if type(read) is Collated else [(read, None)]
-        if self._parts > 1:
-            found = self._first_of(found)
-        elif len(found) > 1:
+        if self._parts == 1 < len(found):
             raise RuntimeError(
                 f"the data loader makes {self._made_parts} micro-batches of each batch until its pass ends: read them "
                 "with SOLVER.ACCUMULATION_STEPS, or use a loader with state_dict()"
             )
-        [(batch, self.num_samples)] = found
+        if self._parts > len(found) == 1:
+            [(batch, number)] = found
+            found = [*split_batch(batch, self._parts, number)]
+        self._left.extend(found)
+        batch, self.num_samples = self._left.popleft()
         return batch
-
-    def _first_of(self, found: list[tuple[Any, int | None]]) -> list[tuple[Any, int | None]]:
-        """Return the first micro-batch, and keep the others for the next calls."""
-        self._left.extend(found if len(found) > 1 else split_batch(found[0][0], self._parts, found[0][1]))
-        return [self._left.popleft()]
 
     def micro_batches(self, parts: int, fetch: Callable[[], Any]) -> list[tuple[Any, int | None]]:
         """Read a batch in micro-batches, and return each with its number of samples.
@@ -327,16 +326,11 @@ class EpochIterator:
         if self._endless:  # the batches of the epoch, in the present batch size
             self.position = min(position * state.get("batch_size", size) // size, self.length - 1)
             return True
-        if hasattr(self._sampler, "batches_after"):
-            left = self._sampler.batches_after(samples)
-        else:
-            left = None if self.length is None else self.length + self._cut + samples // -size
-        if left is None:
-            self.position = -(-samples // size)
-        else:
-            # None is left if the rest is less than a batch, and DROP_LAST is set; or the data set is shorter now.
-            self._skipping = left <= self._cut
-            self.position = 0 if self._skipping else self.length + self._cut - left
+        left = self._sampler.batches_after(samples) if hasattr(self._sampler, "batches_after") else None
+        read = -(-samples // size) if left is None else self.length + self._cut - left
+        # None is left if the rest is less than a batch, and DROP_LAST is set; or the data set is shorter now.
+        self._skipping = self.length is not None and read >= self.length
+        self.position = 0 if self._skipping else read
         return True
 
     def _measure(self) -> None:
@@ -371,14 +365,6 @@ class EpochIterator:
             self._noted = sampler.noted = deque()
         self._made_parts = self._parts
         return iterate(self.loader, self._parts)
-
-    def _start_again(self) -> None:
-        """Have the loader make another number of micro-batches, from the next batch on if it has a position."""
-        if self._stateful or self._can_seek:
-            with preserve_rng():
-                self.load_state_dict(self.state_dict())
-                self._begun = self.epoch
-                self._iterator = self._start()
 
     def _roll(self) -> None:
         """Start the next epoch in the middle of a step, and call the listener."""

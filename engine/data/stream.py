@@ -19,8 +19,9 @@ from ...config import ConfigError
 from ...hooks.common import preserve_rng
 from .. import comm
 from .batch_sampler import has_state
-from .loader import Collate, WorkerLoader, identity, note_sample, swapped
+from .loader import Collate, identity, note_sample
 from .seeding import COLLATE, SAMPLE, TRANSFORM, is_deterministic, seed_generators, stream_key
+from .workers import WorkerLoader, swapped
 
 logger = logging.getLogger(__name__)
 

@@ -86,7 +86,7 @@ def test_a_custom_loop_can_use_stop_signals():
 
 WORKERS = """
 import multiprocessing, os, signal, time
-from hookline.engine.data.loader import ignore_signals
+from hookline.engine.data.workers import ignore_signals
 
 def work():
     time.sleep(0.5)
