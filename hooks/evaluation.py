@@ -120,12 +120,12 @@ class EvalHook(HookBase):
             self._do_eval()
 
 
-def flatten_names(results: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_names(results: Mapping[str, Any], prefix: str = "", separator: str = "/") -> dict[str, Any]:
     """Flatten nested results: ``{"digits_test": {"accuracy": 0.99}}`` becomes ``{"digits_test/accuracy": 0.99}``."""
     flat: dict[str, Any] = {}
     for name, value in results.items():
         if isinstance(value, Mapping):
-            flat.update(flatten_names(value, f"{prefix}{name}/"))
+            flat.update(flatten_names(value, f"{prefix}{name}{separator}", separator))
         else:
             flat[prefix + name] = value
     return flat

@@ -5,8 +5,8 @@ import logging
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 
@@ -129,46 +129,40 @@ class RowWriter(EventWriter):
         raise NotImplementedError
 
 
-class Medium(NamedTuple):
-    """An image, histogram or text.
-
-    Attributes:
-        kind: what it is.
-        iteration: the iteration it is written for.
-        name: its name.
-        data: a tensor; for a histogram the arguments of ``SummaryWriter.add_histogram_raw``; or a text.
-    """
-
-    kind: Literal["image", "histogram", "text"]
-    iteration: int
-    name: str
-    data: Any
-
-
 class MediaWriter(RowWriter):
-    """A writer of rows, images, histograms and texts, with the names of :func:`group_rows`.
-
-    A subclass defines :meth:`send`.
-    """
+    """A writer of rows, images, histograms and texts, with the names of :func:`group_rows`."""
 
     takes_media = True
 
+    @abstractmethod
+    def log(self, iteration: int, values: Mapping[str, float]) -> None:
+        """Write the metrics of one iteration. After an OSError they are given again, as by the other methods."""
+
+    def log_image(self, iteration: int, name: str, image: Any) -> None:
+        """Write an image; see :meth:`EventStorage.put_image`."""
+
+    def log_histogram(self, iteration: int, name: str, histogram: dict[str, Any]) -> None:
+        """Write a histogram: the arguments of ``SummaryWriter.add_histogram_raw``."""
+
+    def log_text(self, iteration: int, name: str, text: str) -> None:
+        """Write a text."""
+
     def collect(self, storage: EventStorage) -> None:
         first = self._last_write + 1  # media of an iteration that is already written get the next one, as scalars do
-        media = [Medium("image", max(it, first), name, image) for name, image, it in storage._vis_data]
-        for data in storage._histograms:
-            media.append(Medium("histogram", max(data["global_step"], first), data["tag"], data))
-        media += [Medium("text", max(it, first), name, text) for name, text, it in storage._texts]
-        self._waiting = [*self._waiting, *group_rows(self._new_rows(storage), storage), *media]
+        media = [(self.log_image, max(it, first), name, image) for name, image, it in storage._vis_data]
+        media += [(self.log_histogram, max(h["global_step"], first), h["tag"], h) for h in storage._histograms]
+        media += [(self.log_text, max(it, first), name, text) for name, text, it in storage._texts]
+        rows = [(self.log, *row) for row in group_rows(self._new_rows(storage), storage)]
+        self._waiting = [*self._waiting, *rows, *media]
 
     def deliver(self) -> None:
         while self._waiting:
-            self.send(self._waiting[0])
+            self.send(*self._waiting[0])
             self._waiting = self._waiting[1:]
 
-    @abstractmethod
-    def send(self, entry: Row | Medium) -> None:
-        """Write a row or a medium. After an OSError it is given again."""
+    def send(self, log: Callable[..., None], iteration: int, *values: Any) -> None:
+        """Call one of the methods ``log``, ``log_image`` and so on."""
+        log(iteration, *values)
 
 
 PERFORMANCE = {

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from ...config import CfgNode, get_cfg
 from ...config.yaml_files import dump_text
-from ..event_storage import Row
-from .base import WRITER_REGISTRY, MediaWriter, Medium
+from ..evaluation import flatten_names
+from .base import WRITER_REGISTRY, MediaWriter
 from .files import AppendFile
 
 
@@ -87,23 +89,23 @@ class TensorboardXWriter(MediaWriter):
             # Without the other two, which fix the names of metrics, and that the run succeeded.
             events.add_summary(hparams(flatten(self._hparams), {})[1], 0)
 
-    def send(self, entry: Row | Medium) -> None:
-        if isinstance(entry, Medium):
-            kind, iteration, name, data = entry
-            if kind == "image":
-                self._writer.add_image(name, data, iteration)
-            elif kind == "histogram":
-                self._writer.add_histogram_raw(**{**data, "global_step": iteration})
-            else:
-                self._writer.add_text(name, data, iteration)
-            return
+    def log(self, iteration: int, values: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
         # One event per iteration: one per value costs ten times as much.
         event = Event()
-        for name, value in entry[1].items():
+        for name, value in values.items():
             event.summary.value.add(tag=name, simple_value=value)
-        self._writer.file_writer.add_event(event, entry[0])
+        self._writer.file_writer.add_event(event, iteration)
+
+    def log_image(self, iteration: int, name: str, image: torch.Tensor) -> None:
+        self._writer.add_image(name, image, iteration)
+
+    def log_histogram(self, iteration: int, name: str, histogram: dict[str, Any]) -> None:
+        self._writer.add_histogram_raw(**{**histogram, "global_step": iteration})
+
+    def log_text(self, iteration: int, name: str, text: str) -> None:
+        self._writer.add_text(name, text, iteration)
 
     def deliver(self) -> None:
         super().deliver()
@@ -169,12 +171,7 @@ def plain(value: Any) -> Any:
     return value if type(value) in (bool, int, float, str, type(None)) else str(value)
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, int | float | str]:
+def flatten(config: Mapping[str, Any]) -> dict[str, int | float | str]:
     """Return a config by full keys, such as ``{"SOLVER.BASE_LR": 0.1}``. Lists, bools and None become strings."""
-    flat: dict[str, int | float | str] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value if type(value) in (int, float, str) else str(value)
-    return flat
+    values = flatten_names(config, separator=".").items()
+    return {key: value if type(value) in (int, float, str) else str(value) for key, value in values}

@@ -12,7 +12,7 @@ import re
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -20,8 +20,7 @@ from ...config import ConfigError
 from ...config.atomic import WriteError, replace_text
 from ...config.errors import first_line, suggest
 from ..common import preserve_rng
-from ..event_storage import Row
-from .base import WRITER_REGISTRY, EndOfRun, MediaWriter, Medium
+from .base import WRITER_REGISTRY, EndOfRun, MediaWriter
 from .tensorboard import flatten, plain
 
 logger = logging.getLogger(__name__)
@@ -41,7 +40,9 @@ class TrackerError(WriteError):
 
 
 class TrackerWriter(MediaWriter):
-    """Writes a run to an experiment tracker. A subclass defines :meth:`start`, :meth:`log` and :meth:`end`.
+    """Writes a run to an experiment tracker. A subclass defines :meth:`start`, :meth:`log` and :meth:`end`. It may
+    define ``log_image(iteration, name, image)``, which gets a uint8 array of shape (H, W, 3) or (H, W), and
+    ``log_text(iteration, name, text)``.
 
     Any error of the tracker is handled like that of a file that cannot be written: ``CHECKPOINT.ON_ERROR`` decides.
     Histograms are not sent.
@@ -80,7 +81,6 @@ class TrackerWriter(MediaWriter):
         self._folder_name = os.path.basename(os.path.abspath(output_dir)) if output_dir != "." else None
         self.run_id: str | None = None
         self._started = False
-        self._record = ""  # as written
         self._sent = self._skip_until = -1  # the last iteration that the tracker has, and has from an earlier process
 
     # ------------------------------------------------------------------ for subclasses
@@ -94,16 +94,6 @@ class TrackerWriter(MediaWriter):
         """
 
     @abstractmethod
-    def log(self, iteration: int, values: Mapping[str, float]) -> None:
-        """Send the metrics of one iteration."""
-
-    def log_image(self, iteration: int, name: str, image: Any) -> None:
-        """Send an image: a uint8 array of shape (H, W, 3) or (H, W)."""
-
-    def log_text(self, iteration: int, name: str, text: str) -> None:
-        """Send a text."""
-
-    @abstractmethod
     def end(self, how: EndOfRun) -> None:
         """End the tracker's run."""
 
@@ -113,12 +103,10 @@ class TrackerWriter(MediaWriter):
         super().resume(start_iter)
         # At 0 in a run's folder: a run that was killed before its first checkpoint, since a new one moves the record
         # away. Elsewhere: a new run.
-        record = self._read_record()
+        self.run_id, self._sent = self._read_record()
         if not start_iter and not os.path.exists(os.path.join(self.output_dir, "config.yaml")):
-            record = {}
-        self.run_id = record.get("run_id")
-        self._sent = self._skip_until = record.get("sent", -1)
-        self._record = ""
+            self.run_id, self._sent = None, -1
+        self._skip_until = self._sent
         with preserve_rng():
             try:
                 self._start()
@@ -141,17 +129,13 @@ class TrackerWriter(MediaWriter):
         finally:
             self._write_record()
 
-    def send(self, entry: Row | Medium) -> None:
-        iteration = entry.iteration if isinstance(entry, Medium) else entry[0]
+    def send(self, log: Callable[..., None], iteration: int, *values: Any) -> None:
         if iteration <= self._skip_until:
             return
+        if log == self.log_image:
+            values = values[0], _pixels(values[1])
         with self._errors():
-            if not isinstance(entry, Medium):
-                self.log(*entry)
-            elif entry.kind == "image":
-                self.log_image(iteration, entry.name, _pixels(entry.data))
-            elif entry.kind == "text":
-                self.log_text(iteration, entry.name, entry.data)
+            log(iteration, *values)
         self._sent = max(self._sent, iteration)
 
     def finish(self, how: EndOfRun) -> None:
@@ -177,23 +161,20 @@ class TrackerWriter(MediaWriter):
         name = self.extra or type(self).__name__.removesuffix("Writer") + "Writer"
         return os.path.join(self.output_dir, f"{name}_run.json")
 
-    def _read_record(self) -> dict[str, Any]:
-        """Return what :meth:`_write_record` wrote; empty if there is none."""
+    def _read_record(self) -> tuple[str | None, int]:
+        """Return what :meth:`_write_record` wrote; None and -1 if there is none."""
         if not os.path.exists(self._record_path):
-            return {}
+            return None, -1
         try:
             with open(self._record_path, encoding="utf-8") as file:
                 record = json.load(file)
-            return {"run_id": record["run_id"], "sent": int(record["sent"])}
+            return record["run_id"], int(record["sent"])
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{self._record_path} is no record of a tracker's run: move it away") from error
 
     def _write_record(self) -> None:
-        record = json.dumps({"run_id": self.run_id, "sent": self._sent}) + "\n"
-        if record != self._record:
-            os.makedirs(self.output_dir, exist_ok=True)
-            replace_text(self._record_path, record)
-            self._record = record
+        os.makedirs(self.output_dir, exist_ok=True)
+        replace_text(self._record_path, json.dumps({"run_id": self.run_id, "sent": self._sent}) + "\n")
 
 
 def _pixels(image: Any) -> Any:
