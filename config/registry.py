@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, TypeVar, overload
 
 from .errors import ConfigError, UnknownKeyError, UnknownNameError, suggest
-from .signatures import bind
+from .signatures import bind, parameters_of
 from .values import ObjectName, is_object_text
 
 _T = TypeVar("_T")
@@ -36,13 +36,20 @@ class Registry:
         name: what it holds, such as ``"MODEL"``; messages say "model".
         kind: a class, or a tuple of classes, that entries build instances of. Default: any.
         hint: ends the message about a function that returns something else.
+        function_of: a function with this many required positional parameters, without those in its arguments, is the
+            component itself, and not one that builds it: 2 for a loss of outputs and targets. 0: none is.
+        by_name: further arguments that such a function is called with if it names them.
     """
 
-    def __init__(self, name: str, kind: Any = object, hint: str = "") -> None:
+    def __init__(
+        self, name: str, kind: Any = object, hint: str = "", *, function_of: int = 0, by_name: Collection[str] = ()
+    ) -> None:
         self._name = name
         self._obj_map: dict[str, Any] = {}
         self.kind = kind
         self._hint = hint
+        self._function_of = function_of
+        self._by_name = dict.fromkeys(by_name)
 
     def __repr__(self) -> str:
         return f"Registry of {self._name}: {', '.join(name for name, _ in self)}"
@@ -145,9 +152,7 @@ class Registry:
         Raises:
             ConfigError: as :meth:`build`.
         """
-        target = self.get(name, name_key(key))
-        label = getattr(target, "__name__", name)
-        bind(target, args or {}, positional=(None,) * positional, offered=dict.fromkeys(offered), key=key, label=label)
+        target, _, _ = self._call(name, args or {}, (None,) * positional, dict.fromkeys(offered), key)
         return target
 
     def build(
@@ -170,21 +175,43 @@ class Registry:
             key: the config key of ``args``, such as ``"MODEL.ARGS"``, for messages.
 
         Returns:
-            The result of the call.
+            The result of the call; or a function that is the component itself, with ``args`` in a partial.
 
         Raises:
             UnknownKeyError: the name is unknown.
             ConfigError: an argument is unknown or missing; the message has its full key. Or an imported function
                 returns an object that is not of the registry's kind.
         """
-        target = self.get(name, name_key(key))
-        label = getattr(target, "__name__", name)
-        positional, keywords = bind(target, args or {}, positional=positional, offered=offered, key=key, label=label)
-        built = target(*positional, **keywords)
+        target, by_position, keywords = self._call(name, args or {}, positional, offered or {}, key)
+        if by_position is None:
+            return functools.partial(target, **keywords) if keywords else target
+        built = target(*by_position, **keywords)
         if name not in self and not isinstance(built, self.kind):
             problem = f"it returned an object of type {type(built).__name__}, not a {self._kind_text}{self._hint}"
             raise self._refusal(name, name_key(key), problem)
         return built
+
+    def _call(
+        self, name: str, args: Mapping[str, Any], positional: tuple[Any, ...], offered: Mapping[str, Any], key: str
+    ) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
+        """Return the class or function of a name, and its arguments: by position (None if it is the component itself),
+        and by name.
+        """
+        target = self.get(name, name_key(key))
+        label = getattr(target, "__name__", name)
+        if self._is_itself(target, args):
+            later = (None,) * self._function_of
+            _, keywords = bind(target, args, positional=later, offered=self._by_name, key=key, label=label)
+            return target, None, {name: value for name, value in keywords.items() if name in args}
+        return target, *bind(target, args, positional=positional, offered=offered, key=key, label=label)
+
+    def _is_itself(self, target: Any, args: Mapping[str, Any]) -> bool:
+        """Whether a function is the component, and does not build it."""
+        taken = parameters_of(target) if self._function_of and not isinstance(target, type) else None
+        if taken is None:
+            return False
+        first = taken.positions[: self._function_of]
+        return len([name for name in first if name in taken.required and name not in args]) == self._function_of
 
     def _import(self, name: str, prefix: str) -> Any:
         if is_object_text(name):

@@ -119,19 +119,6 @@ def _fitted(value: Any, annotation: Any, key: str) -> Any:
     return torch.tensor(value, dtype=torch.get_default_dtype()) if is_tensor and torch else value
 
 
-def is_function_of_two(target: Any, args: Mapping[str, Any]) -> bool:
-    """Return whether a component is a function of outputs and targets, and not one that builds such a function.
-
-    Args:
-        target: the class or function.
-        args: its arguments in the config. A function of outputs and targets needs two more.
-    """
-    taken = parameters_of(target) if isinstance(target, types.FunctionType) else None
-    if taken is None:
-        return False
-    return len([name for name in taken.positions[:2] if name in taken.required and name not in args]) == 2
-
-
 def parameters_of(target: Any, with_cfg: bool = False) -> Parameters | None:
     """Collect the parameters of a class or callable.
 

@@ -238,8 +238,7 @@ class DefaultTrainer(SimpleTrainer):
         return result
 
     def _begin(self) -> None:
-        own_test = "test" in overridden_builders(type(self), DefaultTrainer)
-        testing.sanity_check(self, own_test)  # before an earlier run is moved away
+        testing.sanity_check(self, overridden_builders(type(self), DefaultTrainer))  # before an earlier run is moved
         try:
             self._take_folder()
             super()._begin()

@@ -27,7 +27,7 @@ from . import comm
 from .checkpoint.find_checkpoint import named_checkpoint
 from .evaluation import check_metrics
 from .launch import check_alone, check_restarts, check_same_config
-from .setup.check import check_config, unknown_parts
+from .setup.check import check_config, check_for_script
 from .setup.lazy_run import folder_of, lazy_run
 from .setup.logger import LOGGERS, hold_logs, open_logs, set_console_level, setup_logger
 from .setup.report import describe_config, describe_environment
@@ -46,7 +46,7 @@ a run trains in the folder. "dry" (``--dry-run``): writes nothing. "trial" (FAST
 def default_setup(cfg: Any, args: Any = None) -> None:
     """Check the config, seed the random number generators, and prepare the log.
 
-    1. Runs :func:`check_config`, except for parts with unknown names, which a script may build itself and a
+    1. Runs :func:`check_config`, except for components with unknown names, which a script may build itself and a
        DefaultTrainer checks. Compares the configs of all ranks.
     2. Draws a seed if SEED is negative, puts it into ``cfg``, and seeds all generators.
     3. Logs the environment, the command line, and the config's differences from the defaults.
@@ -76,8 +76,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
         check_fast_dev_run(cfg, args)
     text, lines, keys, unknown = "", {}, cfg, dict[str, ConfigError]()
     if isinstance(cfg, CfgNode):
-        unknown = unknown_parts(cfg)
-        check_config(cfg, unknown)
+        unknown = check_for_script(cfg)
     else:
         keys, text = lazy_run(cfg, options["resume"])
         lines = {f"config.yaml, line {number}": line for number, line in enumerate(text.splitlines(), start=1)}
@@ -135,7 +134,7 @@ class Run:
         path: OUTPUT_DIR, absolute.
         may_write_nothing: whether the run also works if the folder is not writable: an evaluation.
         moved: where this run has moved an earlier one; empty if there was none.
-        unknown: see :func:`~hookline.engine.setup.check.unknown_parts`.
+        unknown: see :func:`~hookline.engine.setup.check.check_for_script`.
         user_cfg: the config that the user passed.
         begun: whether the folder was taken.
         drew_seed: whether a seed was drawn without knowing whether the run is resumed.

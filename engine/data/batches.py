@@ -17,7 +17,7 @@ from ...config.errors import MismatchError
 from ...hooks.common import convert, fields_of, may_be_samples, samples_in
 from ..modeling.clear_errors import describe
 
-COLLATE_REGISTRY = Registry("COLLATE", Callable)
+COLLATE_REGISTRY = Registry("COLLATE", Callable, function_of=1)
 """Functions from a list of samples to a batch, or classes of callable objects, for ``DATALOADER.COLLATE_FN.NAME``."""
 
 COLLATE_REGISTRY.register(default_collate)

@@ -1,7 +1,6 @@
 """Build data loaders from a config."""
 
 import functools
-import inspect
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ from .. import comm
 from ..modeling.build import resolve_device
 from .batch_sampler import GlobalBatchSampler
 from .batches import COLLATE_REGISTRY, trivial_batch_collator
-from .datasets import TEST_KEY, TRAIN_KEY, ArrayDataset, AspectRatioGroupedDataset, MapDataset, get_dataset
+from .datasets import ArrayDataset, AspectRatioGroupedDataset, MapDataset, get_dataset
 from .loader import LimitedLoader, SeededLoader
 from .mixing import MixedSampler, TokenBatchSampler
 from .samplers import SAMPLER_REGISTRY, InferenceSampler, TrainingSampler
@@ -28,7 +27,7 @@ from .stream import ShardedIterable, SplitLoader, StreamLoader
 
 logger = logging.getLogger(__name__)
 
-_COLLATE_KEY = "DATALOADER.COLLATE_FN.ARGS"
+COLLATE_KEY = ComponentKey(COLLATE_REGISTRY, "DATALOADER.COLLATE_FN.NAME", offers=())
 SAMPLER_KEY = ComponentKey(
     SAMPLER_REGISTRY,
     "DATALOADER.SAMPLER_TRAIN",
@@ -128,6 +127,7 @@ def _training_data(cfg: CfgNode) -> tuple[list[Any], Any]:
         ConfigError: one is iterable, and something needs indices.
     """
     parts: list[Any] = []
+    ratios = _ratios(cfg)  # an error, if any, before data is read
     for i, entry in enumerate(cfg.DATASETS.TRAIN):
         part = get_dataset(entry, f"DATASETS.TRAIN[{i}].ARGS")
         if not isinstance(part, IterableDataset) and length_of(part) == 0:
@@ -136,7 +136,7 @@ def _training_data(cfg: CfgNode) -> tuple[list[Any], Any]:
             raise ConfigError(f"DATASETS.TRAIN[{i}]: the data set {component(entry)[0]} has no samples{dropped}")
         parts.append(part)
     what = ""
-    if len(parts) > 1 or _ratios(cfg):
+    if len(parts) > 1 or ratios:
         what = "DATASETS.TRAIN: RATIO, or more than one set,"
     for key in ("MAX_TOKENS", "OVERFIT_BATCHES"):
         if cfg.DATALOADER[key]:
@@ -313,26 +313,6 @@ def worker_init_reset_seed(worker_id: int) -> None:
     torch.manual_seed(seed)
 
 
-def check_data(cfg: CfgNode) -> None:
-    """Check the names and arguments of data sets and sampler, and the loader's settings, without reading data.
-
-    Raises:
-        ConfigError: the first problem found.
-    """
-    TRAIN_KEY.check(cfg)
-    TEST_KEY.check(cfg)
-    names = list(map(name_of, cfg.DATASETS.TEST))
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(
-                f"DATASETS.TEST names {name!r} twice, and metrics are named after their test set: "
-                f'give one of them another name, {{NAME: "{name}", AS: "other"}}'
-            )
-    _ratios(cfg)
-    SAMPLER_KEY.check(cfg)
-    check_collate_fn(cfg)
-
-
 def _options(cfg: CfgNode, dataset: Any) -> dict[str, Any]:
     settings, pin = cfg.DATALOADER, cfg.DATALOADER.PIN_MEMORY
     return {
@@ -344,33 +324,15 @@ def _options(cfg: CfgNode, dataset: Any) -> dict[str, Any]:
     }
 
 
-def check_collate_fn(cfg: CfgNode) -> Any:
-    """Check the name and arguments of ``cfg.DATALOADER.COLLATE_FN``, and return what is named; None if it is not set.
-
-    Raises:
-        ConfigError: they are wrong.
-    """
-    name, args = cfg.DATALOADER.COLLATE_FN.NAME, cfg.DATALOADER.COLLATE_FN.ARGS
-    if not name:
-        return None
-    target = COLLATE_REGISTRY.get(name, "DATALOADER.COLLATE_FN.NAME")
-    COLLATE_REGISTRY.check(name, args, positional=0 if inspect.isclass(target) else 1, key=_COLLATE_KEY)
-    return target
-
-
 def build_collate_fn(cfg: CfgNode, dataset: Any) -> Callable[[Any], Any] | None:
     """Return the collate function of ``cfg.DATALOADER.COLLATE_FN`` for a data set; its own one if that is not set.
 
     The function gets a list of samples, also if the data set is an :class:`ArrayDataset`, which returns whole batches.
     """
-    own, target = own_collate_fn(dataset), check_collate_fn(cfg)
-    if target is None:
+    own = own_collate_fn(dataset)
+    if not COLLATE_KEY.is_named(cfg):
         return own
-    args = dict(cfg.DATALOADER.COLLATE_FN.ARGS)
-    if inspect.isclass(target):
-        collate = COLLATE_REGISTRY.build(cfg.DATALOADER.COLLATE_FN.NAME, args, key=_COLLATE_KEY)
-    else:
-        collate = functools.partial(target, **args) if args else target
+    collate = COLLATE_KEY.build(cfg)
     return functools.partial(_collate_rows, collate) if own is ArrayDataset.collate_fn else collate
 
 

@@ -5,9 +5,7 @@ from .build import (
     MetricsEvaluator,
     build_evaluator,
     build_metrics,
-    check_evaluation,
     check_metrics,
-    result_names,
 )
 from .evaluator import DatasetEvaluator, DatasetEvaluators, evaluation_context, inference_context, inference_on_dataset
 from .metrics import METRIC_REGISTRY, Accuracy, FunctionMetric, Loss, MeanMetric, Metric
@@ -27,7 +25,6 @@ __all__ = [
     "MetricsEvaluator",
     "build_evaluator",
     "build_metrics",
-    "check_evaluation",
     "check_metrics",
     "evaluation_context",
     "flatten_results_dict",
@@ -36,7 +33,6 @@ __all__ = [
     "inference_on_dataset",
     "prediction_rows",
     "print_csv_format",
-    "result_names",
     "verify_results",
     "write_predictions",
 ]

@@ -1,19 +1,15 @@
 """Build evaluators and metrics from a config."""
 
-import inspect
-import logging
 from collections.abc import Callable, Mapping
-from types import FunctionType
+from functools import partial
 from typing import Any, SupportsFloat
 
 import torch
 from torch import nn
 
 from ...config import CfgNode, ConfigError, Registry
-from ...config.components import ComponentKey, default_name, errors_at
+from ...config.components import ComponentKey, component, default_name
 from ...config.errors import MismatchError
-from ...config.registry import name_key
-from ...config.signatures import is_function_of_two, parameters_of
 from ...hooks.common import samples_in
 from ...hooks.evaluation import flatten_names
 from ..data.batches import batch_size_of
@@ -22,8 +18,6 @@ from ..modeling.clear_errors import describe, raise_clearer
 from ..modeling.outputs import predictions_of
 from .evaluator import Batch, DatasetEvaluator, Outputs, Results
 from .metrics import METRIC_REGISTRY, FunctionMetric, Loss, Metric, whole_states
-
-logger = logging.getLogger(__name__)
 
 EVALUATOR_REGISTRY = Registry("EVALUATOR", DatasetEvaluator)
 """Evaluators for ``TEST.EVALUATOR.NAME``. They receive ``TEST.EVALUATOR.ARGS``, and ``cfg``, ``dataset_name``,
@@ -149,11 +143,10 @@ def build_evaluator(
     Raises:
         ConfigError: names or arguments are wrong, or ``MetricsEvaluator`` has no metrics.
     """
-    check_metrics(cfg)
     return EVALUATOR_KEY.build(
         cfg,
         dataset_name=dataset_name,
-        metrics=build_metrics(cfg),
+        metrics=check_metrics(cfg),
         targets_of=targets_of or ModelAdapter(target=cfg.MODEL.TARGET).targets,
     )
 
@@ -166,86 +159,36 @@ def build_metrics(cfg: CfgNode) -> dict[str, Metric]:
             name.
     """
     metrics: dict[str, Metric] = {}
-    for i, (name, args, key) in enumerate(METRICS_KEY.entries(cfg)):
-        with errors_at(f"TEST.METRICS[{i}] ({name})"):
-            if function := _metric_function(name, args, key):
-                metric: Metric = FunctionMetric(function, args, cfg.TEST.GENERATE.get("pad_token_id", 0))
-            else:
-                metric = METRIC_REGISTRY.build(name, args, offered={"cfg": cfg}, key=key)
-        entry = cfg.TEST.METRICS[i]
+    for i, (entry, metric) in enumerate(zip(cfg.TEST.METRICS, METRICS_KEY.build(cfg), strict=True)):
+        if not isinstance(metric, Metric):  # a function
+            call = partial(metric)
+            metric = FunctionMetric(call.func, call.keywords, cfg.TEST.GENERATE.get("pad_token_id", 0))
         own = entry.get("AS") if isinstance(entry, Mapping) else None
         result = own or default_name(metric)
         if result in metrics:
             raise ConfigError(
                 f"TEST.METRICS[{i}]: there is already a metric named {result!r}; give one of them another name, "
-                f'{{NAME: "{name}", AS: "other"}}'
+                f'{{NAME: "{component(entry)[0]}", AS: "other"}}'
             )
         metrics[result] = metric
     return metrics
 
 
-def check_evaluation(cfg: CfgNode) -> None:
-    """Check names and arguments of the evaluator and the metrics without building anything.
+def check_metrics(cfg: CfgNode) -> dict[str, Metric]:
+    """Check that an evaluator is set, and build its metrics. Also called before training: evaluations may come late.
+
+    Scripts that build their own evaluators need not call it.
 
     Raises:
-        ConfigError: the first problem found.
-    """
-    EVALUATOR_KEY.check(cfg)
-    asks = EVALUATOR_KEY.name(cfg) != "MetricsEvaluator"  # others may have the attribute
-    for name, args, key in METRICS_KEY.entries(cfg):
-        function = _metric_function(name, args, key)
-        asks = asks or getattr(function or METRIC_REGISTRY.get(name, key), "generates", False)
-        if not function:
-            METRIC_REGISTRY.check(name, args, offered=METRICS_KEY.offers, key=key)
-    if cfg.TEST.GENERATE and not asks:
-        logger.warning("TEST.GENERATE: no metric has generates = True, so evaluations do not use it")
-
-
-def check_metrics(cfg: CfgNode) -> None:
-    """Check that an evaluator and metrics are set. Scripts that build their own evaluators need not call it.
-
-    Raises:
-        ConfigError: no evaluator is named, or ``MetricsEvaluator`` has no metrics.
+        ConfigError: no evaluator is named, ``MetricsEvaluator`` has no metrics, or one cannot be built.
     """
     name = EVALUATOR_KEY.name(cfg)
     if not name:
         raise ConfigError('TEST.EVALUATOR.NAME is empty: set it, for example to "MetricsEvaluator"')
-    if not cfg.TEST.METRICS and EVALUATOR_REGISTRY.get(name, "TEST.EVALUATOR.NAME") is MetricsEvaluator:
+    metrics = build_metrics(cfg)
+    if not metrics and EVALUATOR_REGISTRY.get(name, "TEST.EVALUATOR.NAME") is MetricsEvaluator:
         raise ConfigError('TEST.METRICS is empty: name the metrics for DATASETS.TEST, such as ["Accuracy"]')
-
-
-def result_names(cfg: CfgNode) -> tuple[list[str], bool]:
-    """Return the names of the results of ``cfg.TEST.METRICS``, and whether there are others, known only afterwards."""
-    names, others = [], False
-    for name, metric in build_metrics(cfg).items():
-        by_name = name == default_name(metric)
-        if isinstance(metric, nn.ModuleDict) and by_name:  # a MetricCollection
-            names += [str(key) for key in metric.keys()]  # noqa: SIM118  # a ModuleDict is not a dict
-        else:
-            names.append(name)
-            others |= by_name and not _returns_a_number(metric)
-    return names, others
-
-
-def _returns_a_number(metric: Metric) -> bool:
-    """Whether the annotation of ``compute()`` says that the result is not a dict."""
-    annotation = inspect.signature(type(metric).compute).return_annotation
-    return str(getattr(annotation, "__name__", annotation)).rpartition(".")[2] in ("Tensor", "float", "int")
-
-
-def _metric_function(name: str, args: Mapping[str, object], key: str) -> Callable[..., Any] | None:
-    """Return the function if a component is one of predictions and targets, with its arguments checked."""
-    function: Callable[..., Any] = METRIC_REGISTRY.get(name, name_key(key))
-    if not is_function_of_two(function, args):
-        taken = parameters_of(function) if isinstance(function, FunctionType) else None
-        if taken and (missing := [one for one in taken.required if one not in args and one not in METRICS_KEY.offers]):
-            raise ConfigError(
-                f"{name_key(key)}: {function.__name__} takes {', '.join(missing)}. A function is a metric if it takes "
-                "outputs and targets, or returns one if ARGS gives all that it needs"
-            )
-        return None
-    METRIC_REGISTRY.check(name, args, positional=2, offered=("inputs",), key=key)
-    return function
+    return metrics
 
 
 def _plain(value: Any) -> Any:

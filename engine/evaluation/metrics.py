@@ -42,7 +42,11 @@ class Metric(Protocol):
 
 
 METRIC_REGISTRY = Registry(
-    "METRIC", Metric, hint=". A function that computes one takes two arguments, outputs and targets, or a third, inputs"
+    "METRIC",
+    Metric,
+    hint=". A function that computes one takes two arguments, outputs and targets, or a third, inputs",
+    function_of=2,
+    by_name=("inputs",),
 )
 """Metrics for ``TEST.METRICS``. They receive their ``ARGS``, and ``cfg`` if that is their first parameter."""
 

@@ -3,21 +3,25 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, SupportsFloat
 
 from torch import nn
 
-from ...config import CfgNode, ConfigError, name_of
-from ...config.values import ObjectName
+from ...config import CfgNode, ConfigError, UnknownKeyError, name_of, suggest
+from ...config.values import ObjectName, kind_of
 from ...hooks.common import optimizer_in_eval_mode, rng_of_training, unwrap_model
 from ...hooks.evaluation import flatten_names as flatten_results_dict
+from ...hooks.evaluation import names_function
+from ...hooks.hook_list import hook_name
 from .. import comm
 from ..data.build import check_same_length
+from ..data.datasets import DATASET_REGISTRY
 from ..modeling import ModelAdapter, resolve_device
 from ..modeling.build import loss_module_of
 from ..modeling.outputs import Terms
+from .build import EVALUATOR_KEY, METRICS_KEY
 from .evaluator import (
     Batch,
     Builder,
@@ -154,17 +158,21 @@ def predictor(adapter: ModelAdapter, evaluator: Any, settings: Mapping[str, obje
     return predict
 
 
-def sanity_check(trainer: EvaluatedTrainer, own_test: bool) -> None:
+def sanity_check(trainer: EvaluatedTrainer, overridden: Collection[str]) -> None:
     """Evaluate a few batches of each test set, so that an error there appears before anything is written.
 
-    Does not put the results into the storage. Emits ``before_sanity_check`` and ``after_sanity_check(results)``.
+    Checks that the metrics that the config and ``EarlyStopping`` name are among the results. Does not put the results
+    into the storage. Emits ``before_sanity_check`` and ``after_sanity_check(results)``.
 
     Args:
         trainer: a DefaultTrainer.
-        own_test: whether its class overrides ``test``. It is not tried then: nothing is known of its cost.
+        overridden: the methods that its class overrides. An own ``test`` is not tried: nothing is known of its cost.
+
+    Raises:
+        UnknownKeyError: there is no metric of a name.
     """
     cfg, ranks = trainer.cfg, comm.get_world_size()
-    num_batches = 0 if own_test or not cfg.DATASETS.TEST else cfg.TEST.SANITY_CHECK_BATCHES
+    num_batches = 0 if "test" in overridden or not cfg.DATASETS.TEST else cfg.TEST.SANITY_CHECK_BATCHES
     if not num_batches:
         if ranks > 1 and "strategy" in vars(trainer) and trainer.strategy.sizes(ranks)[2] > 1:
             logger.warning(
@@ -180,7 +188,37 @@ def sanity_check(trainer: EvaluatedTrainer, own_test: bool) -> None:
         error.add_note("in the check of a few test batches before training (TEST.SANITY_CHECK_BATCHES: 0 skips it)")
         raise
     logger.debug("Sanity check of %d test batches passed (%.2g s)", num_batches, time.perf_counter() - start)
+    if "build_evaluator" not in overridden and EVALUATOR_KEY.name(cfg) == "MetricsEvaluator":
+        _check_names(trainer, results)
     trainer.emit("after_sanity_check", results)
+
+
+def _check_names(trainer: EvaluatedTrainer, results: Results) -> None:
+    """Check that metrics that are named exist, by the results of a few batches.
+
+    A watched metric may also come from training or from a hook. It is an error if it names a test set or resembles a
+    metric of one. If any other never appears, EarlyStopping and the schedule fail, and the best checkpoint logs a
+    warning.
+    """
+    cfg, names = trainer.cfg, [f"{test_set}/{metric}" for test_set, metrics in results.items() for metric in metrics]
+    modules = [kind_of(metric).__module__.partition(".")[0] for metric in METRICS_KEY.check(cfg)]
+    if {*modules} - {"hookline", "torchmetrics"} and len(names) != len(results) * len(modules):
+        return  # one of them gave numbers by name, and may give others for other batches
+    known, sets = ", ".join(names), {*map(name_of, cfg.DATASETS.TEST), *dict(DATASET_REGISTRY)}
+    best = cfg.CHECKPOINT.BEST.METRIC
+    watched = {"CHECKPOINT.BEST.METRIC": best, "SOLVER.LR_SCHEDULER_METRIC": cfg.SOLVER.LR_SCHEDULER_METRIC}
+    watched |= {f"{hook_name(hook)} of HOOKS": hook.metric for hook in trainer.find_hooks("EarlyStopping")}
+    expected = [f"{test_set}/{metric}" if test_set else metric for test_set, metric, *_ in cfg.TEST.EXPECTED_RESULTS]
+    for key, metric in [*watched.items(), *(("TEST.EXPECTED_RESULTS", name) for name in expected)]:
+        is_there = any(metric == name or metric.startswith(f"{name}/") for name in names)
+        if not metric or is_there or names_function(metric):
+            continue
+        test_set, slash, _ = metric.partition("/")
+        near = suggest(metric, names)
+        resembles = near or any(name.endswith(f"/{metric}") for name in names)
+        may_be_of_training = not slash and ("loss" in metric or metric == best)
+        if test_set in sets or metric in expected or (resembles and not may_be_of_training):
+            raise UnknownKeyError(f"{key}: there is no metric {metric!r} among {known}{near}")
 
 
 def print_csv_format(results: Mapping[str, object]) -> None:

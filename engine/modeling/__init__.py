@@ -8,7 +8,6 @@ from .build import (
     build_adapter,
     build_loss,
     build_model,
-    check_model,
     model_summary,
     resolve_device,
 )
@@ -31,7 +30,6 @@ __all__ = [
     "build_adapter",
     "build_loss",
     "build_model",
-    "check_model",
     "checkpoint_activations",
     "model_summary",
     "resolve_device",

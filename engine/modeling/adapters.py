@@ -73,6 +73,9 @@ class ModelAdapter:
         self.loss = loss
         self.inputs = InputRule(inputs, input_mapping, target)
         self.output_mapping = dict(output_mapping or {})
+        for key, mapping in (("INPUT_MAPPING", self.inputs.mapping), ("OUTPUT_MAPPING", self.output_mapping)):
+            if len(set(map(str, mapping.values()))) < len(mapping):
+                raise ConfigError(f"MODEL.{key}: two names are mapped to the same one in {mapping}")
         if loss is None and "loss" in self.output_mapping.values():
             raise ConfigError("MODEL.OUTPUT_MAPPING selects predictions: the model itself must name its loss 'loss'")
         function = getattr(loss, "func", loss)  # of a functools.partial

@@ -12,13 +12,12 @@ from torch import nn
 
 from ...config import CfgNode, ConfigError, Registry
 from ...config.components import ComponentKey
-from ...config.registry import name_key
-from ...config.signatures import Parameters, bind, is_function_of_two, parameters_of
+from ...config.signatures import parameters_of
 from ...hooks.common import unwrap_model
 from .. import comm
 from ..parallel.base import build_strategy
 from .adapters import ModelAdapter
-from .inputs import InputRule, check_names
+from .inputs import check_names
 from .model_options import apply_model_options
 
 if TYPE_CHECKING:  # imported for losses with state
@@ -32,32 +31,13 @@ MODEL_REGISTRY = Registry("MODEL", nn.Module)
 META_ARCH_REGISTRY = MODEL_REGISTRY
 """detectron2's name for :data:`MODEL_REGISTRY`."""
 
-LOSS_REGISTRY = Registry("LOSS", Callable)
+LOSS_REGISTRY = Registry("LOSS", Callable, function_of=2)
 """Losses for ``MODEL.LOSS.NAME``: ``loss(model(x), y)`` returns a scalar tensor, or ``(loss, num_items)``."""
 
 _MAX_ROWS = 30  # of the table of a model
 
 
-class _LossKey(ComponentKey):
-    """Also takes a function of outputs and targets, which is the loss itself."""
-
-    def _function(self, cfg: CfgNode) -> Callable[..., Any] | None:
-        ((name, args, key),) = self.entries(cfg)
-        target: Any = self.registry.get(name, name_key(key)) if name else None
-        if not is_function_of_two(target, args):
-            return None
-        self.registry.check(name, args, positional=2, key=key)
-        return functools.partial(target, **args) if args else target
-
-    def check(self, cfg: CfgNode) -> list[Any]:
-        function = self._function(cfg)
-        return super().check(cfg) if function is None else [function]
-
-    def build(self, cfg: CfgNode, *positional: Any, **offered: Any) -> Any:
-        return self._function(cfg) or super().build(cfg, *positional, **offered)
-
-
-MODEL_KEY, LOSS_KEY = ComponentKey(MODEL_REGISTRY, "MODEL.NAME"), _LossKey(LOSS_REGISTRY, "MODEL.LOSS.NAME")
+MODEL_KEY, LOSS_KEY = ComponentKey(MODEL_REGISTRY, "MODEL.NAME"), ComponentKey(LOSS_REGISTRY, "MODEL.LOSS.NAME")
 
 for _loss in (
     nn.BCEWithLogitsLoss,
@@ -199,44 +179,21 @@ def attached_to(model: nn.Module, loss: Callable[..., Any] | None) -> Iterator[N
             del model._modules[name]
 
 
-def check_model(cfg: CfgNode) -> None:
-    """Check names and arguments of model, loss and adapter, and the device, without building anything.
+def check_input_mapping(cfg: CfgNode, target: Any) -> None:
+    """Check that the model has the parameters that MODEL.INPUT_MAPPING names.
+
+    Args:
+        cfg: the config.
+        target: the class of the model; a function that builds it is not checked.
 
     Raises:
-        ConfigError: the first problem found.
+        ConfigError: it does not have one.
     """
-    model = cfg.MODEL
-    resolve_device(model.DEVICE)
-    for component_key, key in ((MODEL_KEY, "INPUT_MAPPING"), (LOSS_KEY, "OUTPUT_MAPPING")):
-        targets = component_key.check(cfg)
-        if model[key]:
-            _check_mapping(f"MODEL.{key}", model[key])
-            for target in targets:
-                label = getattr(target, "__name__", "")  # a functools.partial has none
-                check_names(f"MODEL.{key}", label, _forward_parameters(target), model[key].values())
-    InputRule(model.INPUTS, model.INPUT_MAPPING, model.TARGET)  # raises if they do not fit together
-    if model.COMPILE.ARGS:
-        bind(torch.compile, model.COMPILE.ARGS, positional=(None,), key="MODEL.COMPILE.ARGS", label="torch.compile")
-
-
-def _check_mapping(key: str, mapping: CfgNode) -> None:
-    used: dict[str, str] = {}
-    for old, new in mapping.items():
-        if not isinstance(new, str) or not new:
-            raise ConfigError(f"{key}.{old}: expected a parameter's name, got {new!r}")
-        if new in used:
-            raise ConfigError(f"{key}: '{used[new]}' and '{old}' are both mapped to '{new}'")
-        used[new] = old
-
-
-def _forward_parameters(target: Any) -> Parameters | None:
-    """Return the parameters of a module class's ``forward``; None for anything else."""
-    if not inspect.isclass(target) or not issubclass(target, nn.Module) or target.forward is nn.Module.forward:
-        return None
-    taken = parameters_of(target.forward)
-    if taken is not None and taken.positions:
-        taken.keywords.pop(taken.positions.pop(0), None)  # self
-    return taken
+    if inspect.isclass(target) and target.forward is not nn.Module.forward:
+        taken = parameters_of(target.forward)
+        if taken is not None and taken.positions:
+            taken.keywords.pop(taken.positions.pop(0), None)  # self
+        check_names("MODEL.INPUT_MAPPING", target.__name__, taken, cfg.MODEL.INPUT_MAPPING.values())
 
 
 def model_summary(model: nn.Module) -> str:

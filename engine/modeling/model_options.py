@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from ...config import CfgNode, ConfigError
+from ...config.signatures import bind
 from ...hooks.common import describe_no_match, matches
 from .. import comm
 
@@ -32,6 +33,7 @@ def apply_model_options(cfg: CfgNode, model: nn.Module, device: torch.device) ->
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     checkpoint_activations(model, cfg.MODEL.ACTIVATION_CHECKPOINTING)
     if cfg.MODEL.COMPILE.ENABLED:
+        bind(torch.compile, cfg.MODEL.COMPILE.ARGS, positional=(None,), key="MODEL.COMPILE.ARGS", label="torch.compile")
         parts = outermost_matches(model, cfg.MODEL.COMPILE.MODULES, "MODEL.COMPILE.MODULES") or [model]
         try:
             for part in parts:

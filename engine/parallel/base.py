@@ -209,17 +209,3 @@ def build_strategy(cfg: CfgNode) -> Strategy:
         return Strategy()
     strategy: Strategy = STRATEGY_KEY.build(cfg)
     return strategy
-
-
-def check_parallel(cfg: CfgNode) -> None:
-    """Check the strategy's name and arguments.
-
-    Raises:
-        ConfigError: they are wrong.
-    """
-    if cfg.PARALLEL.NAME == "auto" and not cfg.PARALLEL.ARGS:
-        return
-    cls = STRATEGY_REGISTRY.get(cfg.PARALLEL.NAME, STRATEGY_KEY.key)
-    STRATEGY_KEY.check(cfg)
-    if isinstance(cls, type) and cls.__module__.startswith("hookline."):
-        STRATEGY_KEY.build(cfg)

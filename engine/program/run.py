@@ -17,6 +17,7 @@ from .. import comm
 from ..data.build import NoTrainData, check_same_length
 from ..defaults import DefaultTrainer
 from ..evaluation import format_results, prediction_rows, verify_results, write_predictions
+from ..evaluation.testing import sanity_check
 from ..launch import launch
 from ..options import check_options, merge_options, named_trainer
 from ..parallel.base import build_strategy
@@ -160,6 +161,7 @@ def _work(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode) ->
 def _dry_run(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode) -> str:
     trainer = kind(cfg)
     trainer.resume_or_load(resume=args.resume)  # raises the errors that a run would raise
+    sanity_check(trainer, overridden_builders(kind, DefaultTrainer))
     description = describe_run(trainer)
     if comm.is_main_process():
         print(description)

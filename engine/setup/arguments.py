@@ -167,7 +167,7 @@ def _with_objects(cfg: CfgNode, value: Any, key: str = "") -> Any:
         return items if isinstance(value, list) else tuple(items)
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    name = ObjectName(value, False if "COLLATE_FN" in key else None)  # an object that makes batches is called, too
+    name = ObjectName(value)
     if f"{key}.NAME" in dict(cfg.walk()):
         return {"NAME": name}
     return name if "COLLATE_FN" in key or args_key(key.split(".")[-1]) else value

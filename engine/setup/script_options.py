@@ -49,7 +49,7 @@ def shorten(cfg: CfgNode) -> None:
         section[name] = min(section[name], number)
     for name in ("LIMIT_TRAIN_BATCHES", "LIMIT_TEST_BATCHES"):
         loader[name] = min(loader[name] or number, number)
-    never = ["SOLVER.WARMUP_ITERS", "SOLVER.CHECKPOINT_PERIOD", "TEST.EVAL_PERIOD", "TEST.SANITY_CHECK_BATCHES"]
+    never = ["SOLVER.WARMUP_ITERS", "SOLVER.CHECKPOINT_PERIOD", "TEST.EVAL_PERIOD"]
     never += ["CHECKPOINT.BEST.PERIOD", "CHECKPOINT.ROLLING.PERIOD"]
     off = ["TEST.EVAL_ON_START", "CHECKPOINT.LOAD_BEST_AT_END", "CHECKPOINT.ON_EXCEPTION"]
     changes = {"SOLVER.MAX_ITER": number, "TEST.EXPECTED_RESULTS": [], "LOG.WRITERS": ["CommonMetricPrinter"]}

@@ -1,6 +1,6 @@
 """Optimizers, parameter groups, gradient clipping and learning rate schedules."""
 
-from .build import OPTIMIZER_REGISTRY, build_optimizer, check_solver
+from .build import OPTIMIZER_REGISTRY, build_optimizer
 from .clipping import GradClipper, build_grad_clipper, maybe_add_gradient_clipping
 from .lr_scheduler import LRMultiplier, LRScheduler, WarmupCosineLR, WarmupMultiStepLR, WarmupParamScheduler
 from .multi_optimizer import OptimizerList, SchedulerList
@@ -21,7 +21,6 @@ __all__ = [
     "build_grad_clipper",
     "build_lr_scheduler",
     "build_optimizer",
-    "check_solver",
     "get_default_optimizer_params",
     "maybe_add_gradient_clipping",
     "reduce_param_groups",

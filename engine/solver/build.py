@@ -3,7 +3,6 @@
 import inspect
 import logging
 from collections.abc import Container
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,21 +10,19 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...config import CfgNode, ConfigError, Registry, suggest
-from ...config.components import ComponentKey, errors_at
+from ...config.components import ComponentKey
 from ...config.values import ObjectName
 from ...hooks.common import is_sharded, refuse_closure, start_momentum
-from .clipping import build_grad_clipper, maybe_add_gradient_clipping
+from .clipping import maybe_add_gradient_clipping
 from .multi_optimizer import OptimizerList, parameters_of_parts, solver_parts
 from .param_groups import (
     apply_param_rules,
-    check_param_rules,
     full_config,
     get_default_optimizer_params,
     warn_of_unused,
 )
 from .param_groups import reduce_param_groups as reduce_param_groups  # detectron2 has it and the schedules here
 from .schedules import build_lr_scheduler as build_lr_scheduler
-from .schedules import check_scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -150,25 +147,6 @@ def _can_fuse(target: Any, model: nn.Module, groups: list[dict[str, Any]]) -> bo
     return dtype.is_floating_point and isinstance(target, type) and issubclass(target, bases)
 
 
-def check_solver(cfg: CfgNode) -> None:
-    """Check names and arguments of optimizer, schedule and gradient clipping, without building anything.
-
-    Raises:
-        ConfigError: the first problem found.
-    """
-    for name, part in (solver_parts(cfg) if cfg.SOLVER.OPTIMIZERS else {"": cfg}).items():
-        key = f"SOLVER.OPTIMIZERS.{name}" if name else ""
-        with errors_at(key) if key else nullcontext():
-            if part.SOLVER.PARAM_GROUPS:
-                check_param_rules(part)
-            if OPTIMIZER_KEY.is_named(part):
-                _check_optimizer(part)
-            if part.SOLVER.LR_SCHEDULER_NAME:
-                check_scheduler(part)
-    if cfg.SOLVER.CLIP_GRADIENTS.ENABLED:
-        build_grad_clipper(cfg)
-
-
 def _check_optimizer(cfg: CfgNode) -> Any:
     """Check the optimizer's settings and return its class."""
     ((name, args, key),) = OPTIMIZER_KEY.entries(cfg)
@@ -176,5 +154,4 @@ def _check_optimizer(cfg: CfgNode) -> Any:
         raise ConfigError(f"{key}.lr: set the learning rate with SOLVER.BASE_LR, so that the schedule knows it")
     target = OPTIMIZER_REGISTRY.get(name, "SOLVER.OPTIMIZER.NAME")
     refuse_closure(target, "SOLVER.OPTIMIZER.NAME")
-    OPTIMIZER_KEY.check(cfg)
     return target

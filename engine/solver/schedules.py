@@ -45,9 +45,24 @@ LR_SCHEDULER_REGISTRY = Registry("LR_SCHEDULER", (TorchScheduler, ParamScheduler
 """Schedules for ``SOLVER.LR_SCHEDULER_NAME``: ``(cfg, **SOLVER.LR_SCHEDULER_ARGS) -> ParamScheduler``, or torch's and
 timm's schedulers: ``(optimizer, **SOLVER.LR_SCHEDULER_ARGS)``."""
 
-SCHEDULE_KEY = ComponentKey(LR_SCHEDULER_REGISTRY, "SOLVER.LR_SCHEDULER_NAME")
 SCHEDULER_KEY = ComponentKey(LR_SCHEDULER_REGISTRY, "SOLVER.LR_SCHEDULER_NAME", offers=(), positional=1)
 """For torch's and timm's schedulers, and functions ``(optimizer, ...)`` that return one."""
+
+
+class _ScheduleKey(ComponentKey):
+    """The key of a schedule that takes the config, or of one that takes the optimizer."""
+
+    def check(self, cfg: CfgNode) -> list[Any]:
+        named = self.is_named(cfg)
+        return SCHEDULER_KEY.check(cfg) if named and _takes_optimizer(_target(cfg.SOLVER)) else super().check(cfg)
+
+    def build(self, cfg: CfgNode, *positional: Any, **offered: Any) -> Any:
+        if _takes_optimizer(_target(cfg.SOLVER)):
+            return SCHEDULER_KEY.build(cfg, *positional, **offered)
+        return super().build(cfg)
+
+
+SCHEDULE_KEY = _ScheduleKey(LR_SCHEDULER_REGISTRY, "SOLVER.LR_SCHEDULER_NAME")
 
 RUN_VALUES = ("end", "epochs", "iters_per_epoch", "max_iter")
 """Arguments that are known only when the data is: the scheduler's steps in the whole run; epochs of the run; iterations
@@ -76,25 +91,27 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer | OptimizerList) -> An
     cfg = resolve_lengths(cfg, None)
     solver = cfg.SOLVER
     solver.MAX_ITER = max(1, solver.MAX_ITER)  # schedules divide by it
-    component_key = check_scheduler(cfg)
-    if component_key is SCHEDULER_KEY:
-        metric, best = plateau_metric(cfg), cfg.CHECKPOINT.BEST
-        mode = {"mode": mode_of_result(cfg, metric, best.MODE if metric == best.METRIC else "auto")} if metric else {}
-        schedule = component_key.build(cfg, optimizer, **mode)
-    else:
-        schedule = component_key.build(cfg)
-        if not isinstance(schedule, ParamScheduler):
-            raise ConfigError(
-                f"SOLVER.LR_SCHEDULER_NAME: {solver.LR_SCHEDULER_NAME!r} must be a torch LRScheduler class, or return "
-                f"a fvcore ParamScheduler; it returned {schedule!r}"
-            )
+    target = _target(cfg.SOLVER)
+    if getattr(target, "__name__", "") == "PlateauLRScheduler":
+        plateau = "torch.optim.lr_scheduler:ReduceLROnPlateau"
+        raise ConfigError(
+            f"SOLVER.LR_SCHEDULER_NAME: timm's {solver.LR_SCHEDULER_NAME!r} gets no metric; use {plateau!r}"
+        )
+    mode = {"mode": _plateau_mode(cfg)} if isinstance(target, type) and issubclass(target, ReduceLROnPlateau) else {}
+    schedule = SCHEDULE_KEY.build(cfg, optimizer, **mode)
+    is_factor = isinstance(schedule, ParamScheduler)
+    if not isinstance(schedule, LR_SCHEDULER_REGISTRY.kind):
+        raise ConfigError(
+            f"SOLVER.LR_SCHEDULER_NAME: {solver.LR_SCHEDULER_NAME!r} must be a torch LRScheduler class, or return "
+            f"a fvcore ParamScheduler; it returned {schedule!r}"
+        )
     used = {
-        "WARMUP_ITERS": component_key is SCHEDULE_KEY or not solver.WARMUP_ITERS,
+        "WARMUP_ITERS": is_factor or not solver.WARMUP_ITERS,
         "LR_SCHEDULER_METRIC": isinstance(schedule, ReduceLROnPlateau),
         "LR_SCHEDULER_INTERVAL": _has_interval(schedule),
     }
     warn_of_unused(cfg, used, f"the schedule {solver.LR_SCHEDULER_NAME} (see its ARGS)")
-    if component_key is SCHEDULER_KEY:
+    if not is_factor:
         return schedule
     if solver.WARMUP_ITERS >= solver.MAX_ITER:
         logger.warning(
@@ -175,51 +192,30 @@ def _counts_epochs(solver: CfgNode) -> bool:
     return bool(solver.LR_SCHEDULER_INTERVAL == "epoch")
 
 
-def check_scheduler(cfg: CfgNode) -> ComponentKey:
-    """Check the schedule's settings and return the key to build it from.
+def _plateau_mode(cfg: CfgNode) -> str:
+    """Return whether more or less of ReduceLROnPlateau's metric is better.
 
     Raises:
-        ConfigError: name or arguments are wrong, or a key does not fit the scheduler.
+        ConfigError: no metric is named.
     """
-    if cfg.SOLVER.LR_SCHEDULER_ARGS:
-        cfg = resolve_lengths(cfg, 1)  # to check the lengths; the data is not known yet
-    name, target = cfg.SOLVER.LR_SCHEDULER_NAME, _target(cfg.SOLVER)
-    if isinstance(target, type):
-        takes_optimizer = issubclass(target, TorchScheduler | TimmScheduler)
-    else:  # a function whose first parameter is the optimizer
-        takes_optimizer = next(iter(inspect.signature(target).parameters), "") == "optimizer"
-    component_key = SCHEDULER_KEY if takes_optimizer else SCHEDULE_KEY
-    component_key.check(cfg)
-    if getattr(target, "__name__", "") == "PlateauLRScheduler":
-        plateau = "torch.optim.lr_scheduler:ReduceLROnPlateau"
-        raise ConfigError(f"SOLVER.LR_SCHEDULER_NAME: timm's {name!r} cannot be resumed; use {plateau!r}")
-    if _is_plateau(target):
-        metric = plateau_metric(cfg)
-        if not metric:
-            raise ConfigError(
-                f'SOLVER.LR_SCHEDULER_METRIC: {name!r} needs the name of a metric, such as "digits_test/loss"; its '
-                "default is CHECKPOINT.BEST.METRIC, which is empty too"
-            )
-        if names_function(metric):
-            raise ConfigError(
-                f"SOLVER.LR_SCHEDULER_METRIC: {name!r} needs the name of a metric, not the function {metric}"
-            )
-    return component_key
-
-
-def plateau_metric(cfg: CfgNode) -> str:
-    """The metric of ReduceLROnPlateau: LR_SCHEDULER_METRIC, or by default that of CHECKPOINT.BEST. Empty: none."""
-    if not cfg.SOLVER.LR_SCHEDULER_NAME or not _is_plateau(_target(cfg.SOLVER)):
-        return ""
-    return cfg.SOLVER.LR_SCHEDULER_METRIC or cfg.CHECKPOINT.BEST.METRIC
+    solver, best = cfg.SOLVER, cfg.CHECKPOINT.BEST
+    metric = solver.LR_SCHEDULER_METRIC or best.METRIC
+    if not metric or names_function(metric):
+        raise ConfigError(
+            f"SOLVER.LR_SCHEDULER_METRIC: {solver.LR_SCHEDULER_NAME!r} needs the name of a metric, such as "
+            f'"digits_test/loss", not {metric!r}; its default is CHECKPOINT.BEST.METRIC'
+        )
+    return mode_of_result(cfg, metric, best.MODE if metric == best.METRIC else "auto")
 
 
 def _target(solver: CfgNode) -> Any:
     return kind_of(LR_SCHEDULER_REGISTRY.get(solver.LR_SCHEDULER_NAME, "SOLVER.LR_SCHEDULER_NAME"))
 
 
-def _is_plateau(target: Any) -> bool:
-    return isinstance(target, type) and issubclass(target, ReduceLROnPlateau)
+def _takes_optimizer(target: Any) -> bool:
+    if isinstance(target, type):
+        return issubclass(target, TorchScheduler | TimmScheduler)
+    return next(iter(inspect.signature(target).parameters), "") == "optimizer"
 
 
 def _has_interval(scheduler: Any) -> bool:
@@ -230,7 +226,11 @@ def _has_interval(scheduler: Any) -> bool:
 
 
 def scheduler_hooks(cfg: CfgNode, scheduler: Any) -> list[LRScheduler]:
-    """Return the hooks that step the trainer's schedules: one, or one for each of a ``SchedulerList``."""
+    """Return the hooks that step the trainer's schedules: one, or one for each of a ``SchedulerList``.
+
+    Raises:
+        ConfigError: one needs a metric, and nothing is evaluated during training.
+    """
     several = isinstance(scheduler, SchedulerList)
     parts = solver_parts(cfg) if several else {}
     hooks = []
@@ -238,7 +238,16 @@ def scheduler_hooks(cfg: CfgNode, scheduler: Any) -> list[LRScheduler]:
         solver = parts.get(name, cfg).SOLVER
         options: dict[str, Any] = {"name": f"lr/{name}", "part": name} if several else {}
         if isinstance(one, ReduceLROnPlateau):
-            options["metric"] = solver.LR_SCHEDULER_METRIC or cfg.CHECKPOINT.BEST.METRIC
+            options["metric"] = metric = solver.LR_SCHEDULER_METRIC or cfg.CHECKPOINT.BEST.METRIC
+            # Hooks may evaluate; and a script, for a scheduler of its own.
+            is_alone = type(one).__name__ in solver.LR_SCHEDULER_NAME and not cfg.HOOKS
+            if is_alone and not Duration.parse(cfg.TEST.EVAL_PERIOD):
+                raise ConfigError(
+                    f"TEST.EVAL_PERIOD: is 0, so {type(one).__name__} has no effect, as the only evaluation is at the "
+                    'end; set it, for example to "1ep"'
+                )
+            if is_alone and "/" in metric and not cfg.DATASETS.TEST:
+                raise ConfigError(f"SOLVER.LR_SCHEDULER_METRIC: DATASETS.TEST is empty, so there is no {metric}")
         elif _has_interval(one):
             options["interval"] = solver.LR_SCHEDULER_INTERVAL
         hooks.append(LRScheduler(**options))

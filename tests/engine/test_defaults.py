@@ -295,7 +295,8 @@ def test_a_trainer_that_sets_the_config_it_got_is_extended_and_resumed(make, log
 
 
 def test_keys_that_are_read_later_have_their_present_value(make):
-    trainer = make("SOLVER.LR_SCHEDULER_NAME", "WarmupConstantLR", "SOLVER.WARMUP_ITERS", 0, "SOLVER.MAX_ITER", 5)
+    own = ["SOLVER.LR_SCHEDULER_NAME", "WarmupConstantLR", "CHECKPOINT.BEST.METRIC", "total_loss"]
+    trainer = make(*own, "SOLVER.WARMUP_ITERS", 0, "SOLVER.MAX_ITER", 5)
     trainer.cfg.merge_from_list(["SOLVER.BASE_LR", 0.3, "TEST.METRICS", ["Loss"], "SOLVER.MAX_ITER", 3])
     assert trainer.train().metrics.keys() & {"synthetic/accuracy", "synthetic/loss"} == {"synthetic/loss"}
     trainer.cfg.TEST.METRICS, trainer.max_iter = ["Accuracy"], 7

@@ -29,7 +29,6 @@ from hookline.engine.data import (
     pad_collate,
 )
 from hookline.engine.data.batches import batch_size_of, split_batch
-from hookline.engine.data.build import check_data
 from hookline.engine.data.loader import whole_pass
 
 
@@ -280,6 +279,5 @@ def test_a_collate_function_gets_samples_also_of_data_that_returns_batches():
     cfg = get_cfg()
     cfg.merge_from_list(["MODEL.DEVICE", "cpu", "DATASETS.TRAIN", ["rows"], "DATALOADER.BATCH_SIZE", 3])
     cfg.merge_from_list(["DATALOADER.COLLATE_FN.NAME", "scaled", "DATALOADER.COLLATE_FN.ARGS", {"factor": 2}])
-    check_data(cfg)
     assert next(iter(build_test_loader(cfg, "rows"))).tolist() == [[0, 2], [4, 6], [8, 10]]
     assert next(iter(build_train_loader(cfg))).shape == (3, 2)

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from hookline.config import ConfigError, get_cfg
+from hookline.engine import check_config
 from hookline.engine.evaluation import (
     EVALUATOR_REGISTRY,
     DatasetEvaluator,
@@ -10,9 +11,7 @@ from hookline.engine.evaluation import (
     Loss,
     MetricsEvaluator,
     build_evaluator,
-    check_evaluation,
     inference_on_dataset,
-    result_names,
 )
 
 
@@ -68,7 +67,6 @@ def test_torchmetrics_work_if_installed():
         {"NAME": "torchmetrics:MeanAbsoluteError", "ARGS": {"num_outputs": 2}},
     ]
     cfg = make_cfg(metrics)
-    check_evaluation(cfg)
     batches = [(torch.tensor([[1.0, 3.0]]), torch.zeros(1, 2))]
     assert evaluate(cfg, batches) == {"val": {"mean_squared_error": 5.0, "mean_absolute_error": {"0": 1.0, "1": 3.0}}}
     two = {"acc": torchmetrics.Accuracy(task="binary"), "f1": torchmetrics.F1Score(task="binary")}
@@ -99,7 +97,7 @@ def test_a_metric_of_torchmetrics_beside_the_models_own_loss_has_its_value(gener
 
 def test_invalid_metrics_are_found_before_evaluation():
     with pytest.raises(ConfigError, match=r"METRICS\[0\]\.ARGS\.scalee"):
-        check_evaluation(make_cfg([{"NAME": f"{__name__}:error_rate", "ARGS": {"scalee": 3}}]))
+        check_config(make_cfg([{"NAME": f"{__name__}:error_rate", "ARGS": {"scalee": 3}}]))
     with pytest.raises(ConfigError, match=r"TEST\.METRICS\[1\].*'accuracy'"):
         build_evaluator(make_cfg(["Accuracy", "Accuracy"]), "val")
 
@@ -108,11 +106,10 @@ def test_custom_evaluators_receive_the_arguments_that_they_name():
     cfg = make_cfg([])
     cfg.TEST.EVALUATOR.NAME = "Count"
     cfg.TEST.EVALUATOR.ARGS.factor = 3
-    check_evaluation(cfg)
     assert evaluate(cfg, [(1,), (2,)]) == {"val": {"count": 6}}
     cfg.TEST.EVALUATOR.ARGS.dataset = "val"
     with pytest.raises(ConfigError, match=r"TEST\.EVALUATOR\.ARGS\.dataset"):
-        check_evaluation(cfg)
+        check_config(cfg)
 
 
 def test_an_error_of_a_metric_names_it_and_its_inputs():
@@ -141,10 +138,9 @@ def test_a_function_of_all_predictions_and_targets_is_a_metric():
     here = f"{__name__}:"
     metrics = [{"NAME": f"{here}error_rate", "ARGS": {"scale": 3}}, f"{here}by_name"]
     cfg = make_cfg([*metrics, {"NAME": f"{here}by_name", "AS": "again"}])
-    check_evaluation(cfg)
+    check_config(cfg)
     expected = {"error_rate": 1.0, "first": 1.0, "count": 3, "again": {"first": 1.0, "count": 3}}
     assert evaluate(cfg, THREE) == {"val": expected}
-    assert result_names(cfg) == (["error_rate", "by_name", "again"], True)
 
 
 def test_batches_of_several_shapes_are_lists():

@@ -12,7 +12,6 @@ from hookline.engine.evaluation import inference_on_dataset
 from hookline.engine.modeling import (
     build_adapter,
     build_model,
-    check_model,
     model_summary,
 )
 
@@ -56,8 +55,8 @@ COMPILED = {"ENABLED": True}
 @pytest.mark.parametrize(
     ("check", "keys", "message"),
     [
-        (check_model, {"INPUTS": "kwarg"}, "INPUTS.*'kwarg'"),
-        (check_model, {"COMPILE": {"ARGS": {"backened": "eager"}}}, r"COMPILE\.ARGS\.backened"),
+        (build_adapter, {"INPUTS": "kwarg"}, "INPUTS.*'kwarg'"),
+        (build_model, {"COMPILE": {**COMPILED, "ARGS": {"backened": "eager"}}}, r"COMPILE\.ARGS\.backened"),
         (build_model, {"COMPILE": {**COMPILED, "MODULES": ["featurs"]}}, r"COMPILE\.MODULES\[0\]"),
     ],
 )

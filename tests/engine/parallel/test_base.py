@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from hookline.config import ConfigError, get_cfg
-from hookline.engine import check_config, launch
+from hookline.engine import launch
 from hookline.engine.modeling import resolve_device
 from hookline.engine.parallel import Strategy, build_strategy
 
@@ -40,7 +40,7 @@ def test_in_a_single_process_nothing_is_wrapped(make):
 )
 def test_a_wrong_strategy_is_an_error_that_names_the_key(make, name, args, message):
     with pytest.raises(ConfigError, match=message):
-        check_config(make(name, **args))
+        build_strategy(make(name, **args))
 
 
 def test_a_timeout_is_a_time():

@@ -57,12 +57,21 @@ def stopping(metric, **arguments):
     return [{"NAME": "EarlyStopping", "ARGS": {"metric": metric, **arguments}}]
 
 
+def not_begun(cfg, *overrides):
+    """Return the error before training; nothing was written."""
+    cfg.merge_from_list(list(overrides))
+    with pytest.raises(ConfigError) as info:
+        DefaultTrainer(cfg).train()
+    assert not os.path.exists(cfg.OUTPUT_DIR) or os.listdir(cfg.OUTPUT_DIR) == []
+    return str(info.value)
+
+
 @pytest.mark.parametrize("key", ["CHECKPOINT.BEST.METRIC", "SOLVER.LR_SCHEDULER_METRIC", "HOOKS"])
 @pytest.mark.parametrize("metric", ["synthetic/acuracy", "sinthetic/accuracy", "synthetic/loss_of_weight"])
 def test_an_unknown_metric_is_an_error_before_training(cfg, key, metric):
     cfg.SOLVER.LR_SCHEDULER_NAME = PLATEAU
-    message = refused(cfg, key, stopping(metric) if key == "HOOKS" else metric)
-    assert message.startswith(f"{'HOOKS[0].ARGS.metric' if key == 'HOOKS' else key}: ")
+    message = not_begun(cfg, key, stopping(metric) if key == "HOOKS" else metric)
+    assert message.startswith(f"{'EarlyStopping of HOOKS' if key == 'HOOKS' else key}: ")
     assert repr(metric) in message
     assert "did you mean 'synthetic/accuracy'" in message or metric.endswith("weight")
 
@@ -70,21 +79,33 @@ def test_an_unknown_metric_is_an_error_before_training(cfg, key, metric):
 @pytest.mark.parametrize("test_sets", [["synthetic"], []])
 @pytest.mark.parametrize("metric", ["total_loss", "loss", "lr", "my_hook/score"])
 def test_the_best_may_be_chosen_by_what_any_hook_puts(cfg, metric, test_sets):
-    cfg.merge_from_list(["DATASETS.TEST", test_sets, "CHECKPOINT.BEST.METRIC", metric])
-    check_config(cfg)
+    cfg.merge_from_list(["DATASETS.TEST", test_sets, "CHECKPOINT.BEST.METRIC", metric, "SOLVER.MAX_ITER", 2])
+    DefaultTrainer(cfg).train()
 
 
 def test_early_stopping_needs_a_metric_of_an_evaluation_or_a_loss(cfg):
-    cfg.HOOKS = stopping("total_loss")
-    check_config(cfg)
-    assert "there is no metric 'accuracy'" in refused(cfg, "HOOKS", stopping("accuracy"))
+    cfg.merge_from_list(["HOOKS", stopping("total_loss"), "SOLVER.MAX_ITER", 2])
+    DefaultTrainer(cfg.clone()).train()
+    cfg.OUTPUT_DIR += "2"
+    assert "there is no metric 'accuracy'" in not_begun(cfg, "HOOKS", stopping("accuracy"))
+
+
+def of_each_class(preds, target):
+    right = preds.argmax(1) == target
+    return {f"class{label}": float(right[target == label].float().mean()) for label in target.unique()}
+
+
+@pytest.mark.parametrize("metric", ["synthetic/class3", "synthetic/clas3"])
+def test_a_metric_with_names_from_the_data_may_have_others_in_later_batches(cfg, metric):
+    cfg.merge_from_list(["TEST.METRICS", [f"{__name__}:of_each_class"], "CHECKPOINT.BEST.METRIC", metric])
+    cfg.merge_from_list(["SOLVER.MAX_ITER", 2])
+    DefaultTrainer(cfg).train()
 
 
 def test_reduce_on_plateau_needs_evaluations_and_a_metric(cfg):
     cfg.SOLVER.LR_SCHEDULER_NAME = PLATEAU
-    check_config(cfg)
-    assert "CHECKPOINT.BEST.METRIC" in refused(cfg.clone(), "CHECKPOINT.BEST.METRIC", "")
-    assert refused(cfg, "TEST.EVAL_PERIOD", 0).startswith("TEST.EVAL_PERIOD: ")
+    assert not_begun(cfg.clone(), "CHECKPOINT.BEST.METRIC", "").startswith("SOLVER.LR_SCHEDULER_METRIC: ")
+    assert not_begun(cfg, "TEST.EVAL_PERIOD", 0).startswith("TEST.EVAL_PERIOD: ")
 
 
 # ---------------------------------------------------------------------------- the monitor of the whole run
@@ -127,7 +148,7 @@ def test_early_stopping_best_and_plateau_follow_the_monitor(monitored, tmp_path,
 )
 def test_a_missing_or_wrong_monitor_is_named_at_its_key(monitored, options, names):
     with pytest.raises(ConfigError, match=names):
-        monitored(**options)
+        monitored(**options).train()
 
 
 def test_a_trainer_without_a_config_needs_the_argument():

@@ -127,4 +127,4 @@ def test_a_trial_is_no_resumed_run_and_its_config_is_checked(make):
         default_setup(cfg, default_argument_parser().parse_args(["--resume"]))
     cfg.CHECKPOINT.BEST.METRIC = "synthetic/acuracy"
     with pytest.raises(ConfigError, match="did you mean 'synthetic/accuracy'"):
-        DefaultTrainer(cfg)
+        DefaultTrainer(cfg).train()

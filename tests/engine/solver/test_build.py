@@ -7,7 +7,8 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from hookline.config import CfgNode, ConfigError, get_cfg
-from hookline.engine.solver import build_lr_scheduler, build_optimizer, check_solver
+from hookline.engine import check_config
+from hookline.engine.solver import build_lr_scheduler, build_optimizer
 from hookline.engine.solver.clipping import clipper_of
 
 FUSED = {"SGD", "Adam", "AdamW", "Adagrad"}
@@ -34,7 +35,7 @@ def test_every_optimizer_of_torch_trains_by_its_name(name):
         model = nn.Embedding(5, 2, sparse=True)
     before = [parameter.clone() for parameter in model.parameters()]
     cfg = make_cfg(name, BASE_LR=0.1)
-    check_solver(cfg)
+    check_config(cfg)
     optimizer = build_optimizer(cfg, model)
     model(torch.arange(5) if name == "SparseAdam" else torch.randn(5, 3)).square().mean().backward()
     optimizer.step()
@@ -58,7 +59,7 @@ def test_muon_takes_matrices_and_another_optimizer_the_rest():
 def test_of_two_different_values_that_of_the_optimizer_has_precedence(argument, value, caplog):
     own = type(value)(0)
     cfg = make_cfg(args={argument: own}, **{argument.upper(): value})
-    check_solver(cfg)
+    check_config(cfg)
     assert build_optimizer(cfg, make_model()).defaults[argument] == own
     assert f"SOLVER.{argument.upper()}: {value} has no effect on SGD with ARGS" in caplog.text
 
@@ -74,7 +75,7 @@ def test_of_two_different_values_that_of_the_optimizer_has_precedence(argument, 
     ],
 )
 def test_keys_of_a_base_config_that_do_not_apply_are_a_warning(cfg, key, caplog):
-    check_solver(cfg)
+    check_config(cfg)
     build_lr_scheduler(cfg, build_optimizer(cfg, make_model()))
     warnings = [record.getMessage() for record in caplog.records if "STEPS" not in record.getMessage()]
     assert [warning.split(":")[0] for warning in warnings] == [f"SOLVER.{key}"]
@@ -91,14 +92,19 @@ def test_parameters_without_a_fused_step_are_not_fused(model):
 @pytest.mark.parametrize(
     ("cfg", "message"),
     [
-        (make_cfg("torch.optim:LBFGS"), r"SOLVER\.OPTIMIZER\.NAME: LBFGS"),
+        (make_cfg("AdamW", {"eps_": 2.0}), r"SOLVER\.OPTIMIZER\.ARGS\.eps_"),
         (make_cfg(LR_SCHEDULER_ARGS={"power": 2.0}), r"SOLVER\.LR_SCHEDULER_ARGS\.power"),
         (make_cfg(LR_SCHEDULER_NAME="torch.optim.lr_scheduler:ExponentialLR"), "gamma"),
     ],
 )
 def test_wrong_settings_are_found_without_building(cfg, message):
     with pytest.raises(ConfigError, match=message):
-        check_solver(cfg)
+        check_config(cfg)
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused():
+    with pytest.raises(ConfigError, match=r"SOLVER\.OPTIMIZER\.NAME: LBFGS"):
+        build_optimizer(make_cfg("torch.optim:LBFGS"), make_model())
 
 
 def test_a_parameter_may_have_its_first_gradient_in_a_later_step():

@@ -4,7 +4,8 @@ from small_runs import Gan
 from torch import nn
 
 from hookline.config import ConfigError, get_cfg
-from hookline.engine.solver import OptimizerList, SchedulerList, build_lr_scheduler, build_optimizer, check_solver
+from hookline.engine import check_config
+from hookline.engine.solver import OptimizerList, SchedulerList, build_lr_scheduler, build_optimizer
 from hookline.engine.solver.lengths import scale_config
 from hookline.engine.solver.schedules import resolve_lengths
 
@@ -24,7 +25,6 @@ PARTS = {
 
 def test_a_part_has_its_own_optimizer_rate_and_schedule_or_those_of_solver():
     cfg, model = make_cfg(PARTS), Gan()
-    check_solver(cfg)
     optimizer = build_optimizer(cfg, model)
     assert isinstance(optimizer, OptimizerList)
     assert list(optimizer.named) == ["critic", "generator"]
@@ -66,7 +66,7 @@ def test_lengths_of_parts_are_resolved_and_scaled():
 def test_wrong_parts_are_errors_that_name_the_key(parts, message):
     def build():
         cfg = make_cfg(parts)
-        check_solver(cfg)
+        check_config(cfg)
         build_optimizer(cfg, Gan())
 
     with pytest.raises(ConfigError, match=message):

@@ -5,7 +5,8 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from hookline.config import ConfigError, get_cfg
-from hookline.engine.solver import LR_SCHEDULER_REGISTRY, build_lr_scheduler, check_solver
+from hookline.engine import check_config
+from hookline.engine.solver import LR_SCHEDULER_REGISTRY, build_lr_scheduler
 from hookline.engine.solver.schedules import resolve_lengths
 
 
@@ -120,7 +121,7 @@ class Updates:
 def build(name, args, max_iter="4ep", interval="iteration"):
     """Build a scheduler of a run with ten iterations per epoch."""
     cfg = make_cfg(name, max_iter, args=args, LR_SCHEDULER_INTERVAL=interval)
-    check_solver(cfg)
+    check_config(cfg)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     return build_lr_scheduler(resolve_lengths(cfg, 10), optimizer)
 
@@ -156,4 +157,4 @@ def test_without_a_trainer_only_epochs_are_unknown():
         build_lr_scheduler(make_cfg(TORCH + "StepLR", 40, args={"step_size": "2ep"}), optimizer)
     for value in ("2h", "2epo"):
         with pytest.raises(ConfigError, match=rf"LR_SCHEDULER_ARGS.step_size: .*'{value}'"):
-            check_solver(make_cfg(TORCH + "StepLR", args={"step_size": value}))
+            build_lr_scheduler(make_cfg(TORCH + "StepLR", 40, args={"step_size": value}), optimizer)
