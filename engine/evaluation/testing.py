@@ -20,6 +20,7 @@ from ..data.build import check_same_length
 from ..data.datasets import DATASET_REGISTRY
 from ..modeling import ModelAdapter, resolve_device
 from ..modeling.build import loss_module_of
+from ..modeling.model_options import copied_buffers
 from ..modeling.outputs import Terms
 from .build import EVALUATOR_KEY, METRICS_KEY
 from .evaluator import (
@@ -32,6 +33,7 @@ from .evaluator import (
     Results,
     evaluates_for_trainer,
     evaluation_context,
+    inference_context,
     inference_on_dataset,
     scratch_storage,
 )
@@ -130,7 +132,8 @@ def own_loss(trainer: EvaluatedTrainer, cfg: CfgNode) -> Iterator[CfgNode]:
         return
     cfg = cfg.thawed()
     cfg.MODEL.LOSS = CfgNode({"NAME": ObjectName(trainer.adapter.loss, is_component=True), "ARGS": {}})
-    with trainer.loss_module.evaluated():
+    loss = trainer.loss_module.module
+    with inference_context(loss), copied_buffers(loss.modules()):
         yield cfg
 
 

@@ -25,8 +25,6 @@ from .outputs import (
 
 logger = logging.getLogger(__name__)
 
-_MAX_CALLS = 64  # forms of batches that are remembered
-
 
 class ModelAdapter:
     """Calls a model with a batch, and reads losses or predictions from its output.
@@ -85,14 +83,12 @@ class ModelAdapter:
         self._takes_tensor = of_torch or isinstance(loss, nn.modules.loss._Loss)
         self._target_parameter = self._find_target_parameter() if loss is not None and self.output_mapping else ""
         self.on_count: Callable[[Tensor], None] | None = None
-        self._training: Call | None = None
-        self._form: Any = None  # of the batches that it is for
-        self._calls: dict[Any, Call] = {}
+        self._calls: dict[Any, Call] = {}  # by whether they are for training, and the form of their batches
         self._logged: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         # Calls hold the model; a copy of the adapter is used with a copy of the model.
-        return {**self.__dict__, "_training": None, "_calls": {}}
+        return {**self.__dict__, "_calls": {}}
 
     def _find_target_parameter(self) -> str:
         """Return the loss's parameter for the target, which is the first that no output is mapped to."""
@@ -118,9 +114,7 @@ class ModelAdapter:
         Raises:
             TypeError: the batch does not fit, or the result is not a loss.
         """
-        call = self._training
-        if call is None or call.model is not model or self._form != _form_of(batch):
-            call = self.prepare(model, batch)
+        call = self.call_for(model, batch, training=True)
         if call.target is None:
             return self._own_losses(call, batch)
         target = batch[-1] if call.target == -1 else part_of(batch, call.target)
@@ -156,16 +150,6 @@ class ModelAdapter:
         if self._takes_tensor and not isinstance(predictions, Tensor):
             raise MismatchError(f"{self._loss_name} takes one tensor, the model returned {describe(predictions)}")
         return self.loss(predictions, target)
-
-    def prepare(self, model: nn.Module, batch: Any) -> Call:
-        """Decide how to call the model in training with batches like this one: before a step that is compiled.
-
-        Raises:
-            TypeError: the batch does not fit.
-        """
-        call = self._training = self._call(model, batch, training=True)
-        self._form = _form_of(batch)
-        return call
 
     def predict(self, model: nn.Module, batch: Any) -> Any:
         """Return the model's predictions for a batch, which may lack the target.
@@ -211,7 +195,7 @@ class ModelAdapter:
             MismatchError: the model has no such method, or its parameters are sharded: ranks that generate different
                 numbers of tokens would wait for each other.
         """
-        module, call = unwrap_model(model), self._call(model, batch, training=False)
+        module, call = unwrap_model(model), self.call_for(model, batch, training=False)
         if not callable(getattr(module, "generate", None)) or has_shards(module):
             problem = "parameters are sharded" if has_shards(module) else "class has no method generate()"
             raise MismatchError(f"a metric asks for generated outputs, and the model's {problem}")
@@ -260,7 +244,7 @@ class ModelAdapter:
 
     def _predict(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
         """Return the predictions for a batch, and the model's output."""
-        call = self._call(model, batch, training=False)
+        call = self.call_for(model, batch, training=False)
         try:
             output = self._run(call, batch)
         except Exception as error:
@@ -292,13 +276,22 @@ class ModelAdapter:
             raise MismatchError("the model returned None: its forward() has no return statement, or an empty one")
         return output
 
-    def _call(self, model: Any, batch: Any, training: bool) -> Call:
-        key = (model, training, _form_of(batch))
-        call = self._calls.get(key)
-        if call is None:
-            if len(self._calls) >= _MAX_CALLS:
-                self._calls.clear()
-            call = self._calls[key] = self.inputs.call(model, batch, training, self.loss is not None)
+    def call_for(self, model: Any, batch: Any, training: bool) -> Call:
+        """Return how the model is called with batches of this form. It is decided once, from the first of them.
+
+        Raises:
+            MismatchError: the batch does not fit the model.
+        """
+        form: Any = type(batch), None
+        if isinstance(batch, tuple | list):
+            first: Any = batch[0] if batch else None
+            named = type(first) is not Tensor and isinstance(first, Mapping)
+            form = type(batch), len(batch), tuple(first) if named else None
+        elif isinstance(batch, Mapping):
+            form = type(batch), tuple(batch)
+        call = self._calls.get((training, form))
+        if call is None or call.model is not model:
+            call = self._calls[training, form] = self.inputs.call(model, batch, training, self.loss is not None)
             use, level = ("training", logging.INFO) if training else ("evaluation or prediction", logging.DEBUG)
             own = "train_step" if training else "predict_step"
             self._log_once(level, f"A batch of {use} is used as {call if call.step is None else f'model.{own}(batch)'}")
@@ -336,12 +329,3 @@ class ModelAdapter:
             f"{self._loss_name} takes one tensor, the model returned: {listed(entries)}. Select one with "
             f"MODEL.OUTPUT_MAPPING, such as {{{next(iter(entries), 'name')}: input}}"
         )
-
-
-def _form_of(batch: Any) -> Any:
-    """Return what distinguishes batches that are called differently: their type, and their length or names."""
-    if isinstance(batch, tuple | list):
-        first: Any = batch[0] if batch else None
-        named = type(first) is not Tensor and isinstance(first, Mapping)
-        return type(batch), len(batch), tuple(first) if named else None
-    return (type(batch), tuple(batch)) if isinstance(batch, Mapping) else type(batch)

@@ -1,8 +1,7 @@
 """A loss with parameters or buffers of its own, which are part of what a run trains and saves."""
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -104,21 +103,3 @@ class LossModule:
                 dist.all_reduce(parameter.grad)
                 parameter.grad.div_(ranks)
         share_tensors(one for name, one in self.module.named_buffers() if name in self._own)
-
-    @contextmanager
-    def evaluated(self) -> Iterator[None]:
-        """Put the loss into eval mode, and restore modes and buffers at the end."""
-        parts = list(self.module.modules())
-        modes = [part.training for part in parts]
-        buffers = [(part._buffers, *item) for part in parts for item in part._buffers.items()]
-        values = [None if one is None else one.clone() for _, _, one in buffers]
-        self.module.eval()
-        try:
-            yield
-        finally:
-            for part, training in zip(parts, modes, strict=True):
-                part.training = training
-            for (store, name, one), value in zip(buffers, values, strict=True):
-                store[name] = one
-                if one is not None and value is not None:
-                    one.detach().copy_(value)

@@ -1,7 +1,7 @@
 """Options of ``MODEL`` for a built model: batch norm, memory format, activation checkpointing, compilation."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -119,19 +119,18 @@ def _checkpointed(module: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of the first and the second run."""
-    return nullcontext(), _preserve_statistics(module)
+    """Return the contexts of the first and the second run, whose statistics do not count."""
+    return nullcontext(), copied_buffers([m for m in module.modules() if isinstance(m, _NormBase) and m.training])
 
 
 @contextmanager
-def _preserve_statistics(module: nn.Module) -> Iterator[None]:
-    """Let normalisation layers update copies of their running statistics inside the context."""
-    layers = [m for m in module.modules() if isinstance(m, _NormBase) and m.training]
-    saved = [dict(layer._buffers) for layer in layers]
-    for layer in layers:
-        layer._buffers.update({name: None if b is None else b.clone() for name, b in layer._buffers.items()})
+def copied_buffers(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Let modules change copies of their buffers within the block; at its end they have their buffers again."""
+    saved = [(module._buffers, dict(module._buffers)) for module in modules]
+    for buffers, _ in saved:
+        buffers.update({name: None if one is None else one.clone() for name, one in buffers.items()})
     try:
         yield
     finally:
-        for layer, buffers in zip(layers, saved, strict=True):
-            layer._buffers.update(buffers)
+        for buffers, before in saved:
+            buffers.update(before)

@@ -137,7 +137,7 @@ class CompiledStep:
                 return self._compiled(parts, parameters, batch)
             except (self._exceptions.TorchDynamoException, self._exceptions.FailOnRecompileLimitHit):
                 pass  # a new graph is needed; nothing has run yet
-        trainer.adapter.prepare(trainer.model, batch)
+        trainer.adapter.call_for(trainer.model, batch, training=True)
         try:
             with self._tracing:  # slow, so not in every step
                 result: Result = self._compiled(parts, parameters, batch)
