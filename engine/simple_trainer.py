@@ -32,7 +32,7 @@ from .solver.clipping import clipper_of
 from .solver.multi_optimizer import OptimizerList
 from .step.fast_path import FastStep
 from .step.loss_weights import LossWeights, forward_backward_weighted
-from .step.nonfinite import NonFinitePolicy, check_finite, detect_anomaly, scaled_step
+from .step.nonfinite import NonFinitePolicy, check_finite, detect_anomaly
 from .step.step_outputs import KeptForHooks, StepOutputs
 from .train_loop import Request, TrainerBase
 
@@ -138,11 +138,12 @@ class SimpleTrainer(TrainerBase):
         self.device = torch.device(device) if device is not None else None
         if grad_scaler is None and precision is torch.float16:
             grad_scaler = torch.amp.GradScaler(self.device_type)
-        self.grad_scaler = grad_scaler
+        # One that is disabled does nothing.
+        self.grad_scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
         self.batches = EpochIterator(data_loader, iters_per_epoch, weakref.proxy(self))
         self.nonfinite = NonFinitePolicy(nonfinite, nonfinite_limit)
         self.strategy = strategy or (DDP() if isinstance(model, DistributedDataParallel) else Strategy())
-        check_strategy(self.strategy, model, data_loader, grad_scaler)
+        check_strategy(self.strategy, model, data_loader, self.grad_scaler)
         if self.loss_module is not None and self.strategy.same_state_on_all_ranks:
             share_weights(self.loss_module.module)
         self._fast = FastStep(self.strategy)
@@ -269,7 +270,7 @@ class SimpleTrainer(TrainerBase):
         if scaler is None:
             self._fast.step(optimizer)
         else:
-            self.nonfinite.check_scaler(self, scaled_step(scaler, optimizer))
+            self.nonfinite.scaled_step(self)
         if self.clip_gradients is not None:
             self._fast.pause_clipping(optimizer, False)
         if listeners["after_optimizer_step"]:

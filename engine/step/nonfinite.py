@@ -47,16 +47,15 @@ class NonFinitePolicy:
     """
 
     def __init__(self, policy: Literal["raise", "skip", "stop"] = "raise", limit: int = 100) -> None:
-        self.policy = policy
-        self.limit = limit
+        self.policy, self.limit = policy, limit
         self.skip_update = False
-        self.steps = 0
-        self.in_a_row = 0
+        self.steps = self.in_a_row = 0
         self._warned = False  # of a batch that was skipped
         self._counted = -1  # the last iteration counted in in_a_row
         self._unread: list[tuple[int, torch.Tensor, bool]] = []  # iteration, flag, whether it is a gradient scaler's
         self._optimizer: Any = None
         self._waits = True  # on the CPU, reading a result waits for nothing else
+        self._alone = True  # no other rank makes the same update
         self._sharded = self._exchanges = False  # gradients: whether sharded; whether each rank has only a part
         self._flag, self._one = torch.zeros((), dtype=torch.float32), torch.ones((), dtype=torch.float32)
 
@@ -74,19 +73,28 @@ class NonFinitePolicy:
         """
         if self._optimizer is not trainer.optimizer:
             self._prepare(trainer)
+        checks_losses = type(trainer)._detect_anomaly is detect_anomaly  # otherwise the trainer has done it
+        scaled, alone = trainer.grad_scaler is not None, self._alone
+        gradients: list[torch.Tensor] = []
+        if not scaled:  # a scaler checks them itself
+            for group in self._optimizer.param_groups:
+                for parameter in group["params"]:
+                    if (gradient := parameter.grad) is not None:
+                        gradients.append(gradient)
+        if self._sharded:
+            with torch.no_grad():  # otherwise autograd records the conversion, which takes most of the time
+                gradients = list(map(local_part, gradients))
         if not self._waits:
-            self._check_on_device(trainer, losses)
+            self._check_on_device(trainer, gradients, [loss.detach() for loss in losses.values()], checks_losses)
             return
-        if error is not None and type(trainer)._detect_anomaly is not detect_anomaly:
-            error = None
-        scaled = trainer.grad_scaler is not None  # it checks the gradients itself
-        bad = not scaled and self._find(self._gradients(), self._flag).item()
+        error = error if checks_losses else None
+        bad = not scaled and self._find(gradients, self._flag).item()
         if bad:
             self._flag.zero_()
         # A rank that averages gradients with others skips a step only if all do: if the gradients are not finite.
-        if bad or (error is not None and trainer.averaging_ranks == 1):
+        if bad or (error is not None and alone):
             text = _describe_gradients(trainer, losses) if error is None else str(error)
-            if trainer.averaging_ranks > 1 or self._exchanges:
+            if self._exchanges or not alone:
                 text = _first_of_all_ranks(text, error is not None)
             self._apply(trainer, trainer.iter, text)
         elif error is not None and self.policy != "skip":  # of this rank alone: all ranks make the update
@@ -96,19 +104,10 @@ class NonFinitePolicy:
 
     def _prepare(self, trainer: Any) -> None:
         self._optimizer = trainer.optimizer
-        self._waits = trainer.device_type == "cpu"
+        self._waits, self._alone = trainer.device_type == "cpu", trainer.averaging_ranks == 1
         self._sharded = any(is_sharded(p) for group in trainer.optimizer.param_groups for p in group["params"])
         size = comm.get_world_size()
         self._exchanges = size > 1 and (self._sharded or comm.get_data_size() != size)
-
-    def _gradients(self) -> list[torch.Tensor]:
-        """Return the gradients of the present step; of sharded ones this rank's part."""
-        groups = self._optimizer.param_groups
-        found = [gradient for group in groups for p in group["params"] if (gradient := p.grad) is not None]
-        if self._sharded:
-            with torch.no_grad():  # otherwise autograd records the conversion, which takes most of the time
-                return list(map(local_part, found))
-        return found
 
     def _find(self, tensors: list[torch.Tensor], found: torch.Tensor) -> torch.Tensor:
         """Set a flag if something in ``tensors`` is not finite, on any rank. Does not wait for the device."""
@@ -116,39 +115,38 @@ class NonFinitePolicy:
             self._one = torch.ones((), dtype=torch.float32, device=found.device)
         try:
             _check_all(tensors, found, self._one)
-        except RuntimeError:  # sparse or complex tensors, or tensors of different types or devices
+        except RuntimeError:  # sparse, complex or integer tensors, or several devices
             _find_in_any(tensors, found)
         return (comm.all_reduce_sum(found) > 0).to(torch.float32) if self._exchanges else found
 
-    def _check_on_device(self, trainer: Any, losses: Mapping[str, torch.Tensor]) -> None:
-        device = next(iter(losses.values())).device
-        scaled, alone = trainer.grad_scaler is not None, trainer.averaging_ranks == 1
-        own = [loss.detach() for loss in losses.values()] if type(trainer)._detect_anomaly is detect_anomaly else []
-        tensors = [] if scaled else self._gradients()
-        found = torch.zeros((), dtype=torch.float32, device=device)
-        found = self._find([*tensors, *own] if alone else tensors, found)
-        if not scaled:
+    def _check_on_device(
+        self, trainer: Any, gradients: list[torch.Tensor], losses: list[torch.Tensor], checks_losses: bool
+    ) -> None:
+        found, own = torch.zeros((), dtype=torch.float32, device=losses[0].device), losses if checks_losses else []
+        found = self._find([*gradients, *own] if self._alone else gradients, found)
+        if trainer.grad_scaler is None:
             skip_on_device(optimizers_of(trainer.optimizer), found, self.policy)
-        if not alone and self.policy != "skip":  # of this rank alone: all ranks make the update
+        if not self._alone and self.policy != "skip":  # of this rank alone: all ranks make the update
             found = _find_in_any(own, found.clone())
         self._unread.append((trainer.iter, found, False))
         if len(self._unread) >= _MAX_UNREAD:
             self.raise_pending(trainer)
 
-    def check_scaler(self, trainer: Any, flags: list[torch.Tensor]) -> None:
-        """Note the scale of a gradient scaler, and whether it skipped the update of the present step.
-
-        Args:
-            trainer: the trainer.
-            flags: the scaler's flags, 1 where it found a NaN or an infinity.
-        """
-        highest = torch.stack([flag.reshape(()).to(flags[0].device) for flag in flags]).max()
-        self._unread.append((trainer.iter, highest, True))
+    def scaled_step(self, trainer: Any) -> None:
+        """Update the weights and the scale; the gradient scaler skips the update if a gradient is NaN or infinite."""
+        scaler = trainer.grad_scaler
+        for optimizer in optimizers_of(trainer.optimizer):
+            if not optimizer.state:
+                start_momentum(optimizer)
+        scaler.step(trainer.optimizer)
+        flags = list(scaler._found_inf_per_device(trainer.optimizer).values())
+        scaler.update()
+        found = torch.stack([flag.reshape(()).to(flags[0].device) for flag in flags]).max()
+        self._unread.append((trainer.iter, found, True))
         if trainer.device_type == "cpu":
             self.raise_pending(trainer)
-        scale = getattr(trainer.grad_scaler, "_scale", None)
-        if scale is not None:  # get_scale() would wait for the device
-            trainer.storage.put_scalar("grad_scale", scale, smoothing_hint=False)
+        if scaler._scale is not None:  # get_scale() would wait for the device
+            trainer.storage.put_scalar("grad_scale", scaler._scale, smoothing_hint=False)
 
     def raise_pending(self, trainer: Any) -> None:
         """Read the flags on the device and apply the policy.
@@ -181,10 +179,13 @@ class NonFinitePolicy:
         Raises:
             FloatingPointError: weights or buffers are not finite; the message names the first.
         """
-        parameters, buffers = _named_parameters(trainer).items(), unwrap_model(trainer.model).named_buffers()
-        weights = [(name, one) for name, one in parameters if one.requires_grad and not is_lazy(one)]
-        bad = [name for name, one in weights if not _part(one).isfinite().all()]
-        bad += [f"the buffer {name}" for name, one in buffers if not is_lazy(one) and _part(one).isnan().any()]
+        bad = []
+        for name, one in _named_parameters(trainer).items():
+            if one.requires_grad and not is_lazy(one) and not _part(one).isfinite().all():
+                bad.append(name)
+        for name, one in unwrap_model(trainer.model).named_buffers():
+            if not is_lazy(one) and _part(one).isnan().any():
+                bad.append(f"the buffer {name}")
         if all_ranks and self._exchanges:
             bad = next(filter(None, comm.all_gather(bad)), [])
         if bad:
@@ -205,7 +206,7 @@ class NonFinitePolicy:
         self.steps += 1
         trainer.storage.put_scalar("nonfinite_steps", self.steps, smoothing_hint=False, cur_iter=iteration)
         if self.policy == "stop":
-            (trainer.stop if trainer.averaging_ranks > 1 and not late else trainer.request_stop)(text)
+            (trainer.request_stop if self._alone or late else trainer.stop)(text)
         elif self.steps == 1:
             logger.warning("%s; the update is skipped. Skipped updates are counted as nonfinite_steps", text)
         if (self.policy == "stop" or self.steps == 1) and (command := trainer.replay_command(iteration)):
@@ -277,21 +278,6 @@ def skip_on_device(optimizers: Iterable[Any], found: torch.Tensor, policy: str =
                 f"SOLVER.NONFINITE_LOSS: {policy} needs a fused optimizer on {found.device.type}, and this "
                 f"{type(optimizer).__name__} is not; set SOLVER.OPTIMIZER.ARGS.fused, or choose raise"
             )
-
-
-def scaled_step(scaler: torch.amp.GradScaler, optimizer: Any) -> list[torch.Tensor]:
-    """Update the weights and the scale; the scaler skips the update if a gradient is NaN or infinite.
-
-    Returns:
-        The scaler's flags, 1 where it found a NaN or an infinity.
-    """
-    for one in optimizers_of(optimizer):
-        if not one.state:
-            start_momentum(one)
-    scaler.step(optimizer)
-    flags = list(scaler._found_inf_per_device(optimizer).values())
-    scaler.update()
-    return flags
 
 
 def _part(tensor: Any) -> torch.Tensor:

@@ -215,6 +215,12 @@ def test_a_scaler_may_lower_its_scale_but_not_forever(cls):
         trainer(BAD_GRADIENT).train(0, 60)
 
 
+def test_a_scaler_that_is_disabled_does_nothing():
+    net, scaler = Net(), torch.amp.GradScaler("cpu", enabled=False)
+    SimpleTrainer(net, data(GOOD), sgd(net.parameters()), grad_scaler=scaler).train(0, 1)
+    assert net.a[0].item() == pytest.approx(1.0 - 0.01 * 4 * GOOD)
+
+
 def test_a_resumed_run_continues_the_count():
     first = make("plain", data(BAD_LOSS, BAD_LOSS, GOOD), nonfinite="skip", nonfinite_limit=3)
     first.train(0, 2)
