@@ -30,7 +30,7 @@ from .matching import LoadReport, load_weights, split_query
 from .state import to_plain
 from .weights import choose_weights, read_checkpoint
 
-OnSaved = Callable[[CheckpointError | None], Any]
+OnSaved = Callable[[CheckpointError | None], object]
 """Called with None when a file is written, or with the error that prevented it."""
 
 
@@ -92,7 +92,7 @@ class Checkpointer(FvcoreCheckpointer):
         tag_last: bool = True,
         outdated: Iterable[str] = (),
         then: OnSaved | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Save everything as ``<save_dir>/<name>.pth``.
 
@@ -127,7 +127,7 @@ class Checkpointer(FvcoreCheckpointer):
             if not self.asynchronous:
                 self.wait()
 
-    def _plain(self, contents: dict[str, Any]) -> Any:
+    def _plain(self, contents: dict[str, Any]) -> object:
         """Return the state to write as plain data and tensors, which are not copied."""
         return to_plain(contents, "checkpoint")
 

@@ -77,7 +77,7 @@ def read_tensors(path: str, wanted: Callable[[Keys], bool], like: Like | None = 
     """
     metadata = read_metadata(path)
     places = metadata.planner_data or {}
-    tensors: dict[str, Any] = {}
+    tensors: dict[str, torch.Tensor] = {}
     found: dict[Keys, torch.Tensor] = {}
     try:
         for name, entry in metadata.state_dict_metadata.items():
@@ -96,7 +96,7 @@ def read_tensors(path: str, wanted: Callable[[Keys], bool], like: Like | None = 
     return found
 
 
-def nested(flat: Mapping[Keys, Any]) -> dict[str, Any]:
+def nested(flat: Mapping[Keys, object]) -> dict[str, Any]:
     """Build nested dicts, which DCP flattens to places."""
     tree: dict[str, Any] = {}
     for (*parents, last), value in flat.items():
@@ -114,14 +114,14 @@ class _Reader(dcp.FileSystemReader):
         super().__init__(path)
         self._metadata = metadata
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         return self._metadata
 
 
 class _Planner(dcp.DefaultLoadPlanner):
     """Reads only tensors. Torch's class would unpickle other entries."""
 
-    def load_bytes(self, read_item: Any, value: Any) -> None:
+    def load_bytes(self, read_item: Any, value: object) -> None:
         raise ValueError(f"'{read_item.dest_index.fqn}' is not a tensor")
 
 
@@ -133,22 +133,22 @@ class _Place:
 
     transform_descriptors = None
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
 
 
 class _Ignored:
     """Stands in for what is not needed to read tensors, such as the folder's former path."""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: object) -> None:
         pass
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         pass
 
 
 class _Properties(TensorProperties):
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: tuple[torch.dtype, ...]) -> None:
         self.__class__ = TensorProperties  # type: ignore[assignment]
         self.__init__(dtype=state[0])  # type: ignore[misc]
 
@@ -159,7 +159,7 @@ def _sealed(cls: type) -> type:
     The pickle cannot change the class itself: for that it would call ``__setstate__`` without an instance.
     """
 
-    def set_fields(self: Any, state: Any) -> None:
+    def set_fields(self: object, state: dict[str, object]) -> None:
         object.__setattr__(self, "__class__", cls)
         vars(self).update(state)  # frozen ones too
 
@@ -168,7 +168,7 @@ def _sealed(cls: type) -> type:
 
 _RECORDS = (Metadata, TensorStorageMetadata, BytesStorageMetadata, ChunkStorageMetadata, MetadataIndex)
 _METADATA = "torch.distributed.checkpoint.metadata"
-_ALLOWED: dict[tuple[str, str], Any] = {
+_ALLOWED: dict[tuple[str, str], object] = {
     **{(cls.__module__, cls.__name__): _sealed(cls) for cls in _RECORDS},
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _Place,
     (_METADATA, "TensorProperties"): _Properties,
@@ -185,14 +185,14 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 class _MetadataUnpickler(pickle.Unpickler):
     """Reads torch's records of tensors, and refuses everything else."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         try:
             return _ALLOWED[module, name]
         except KeyError:
             raise pickle.UnpicklingError(f"it holds an object of {module}.{name}") from None
 
 
-def _check(metadata: Any, folder: str) -> None:
+def _check(metadata: object, folder: str) -> None:
     """Check that a record names only files in the folder, and tensors that fit into them."""
     if type(metadata) is not Metadata:
         raise ValueError(f"it is a {type(metadata).__name__}, not a record of tensors")

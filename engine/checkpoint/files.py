@@ -19,6 +19,8 @@ from typing import IO, Any
 
 import numpy as np
 import torch
+from fvcore.common.checkpoint import Checkpointer
+from iopath.common.file_io import PathManager
 
 from ...config.atomic import WriteError, displaced, is_checkpoint_folder, remove_path, replace_file
 from ...config.errors import ConfigError, first_line, printable
@@ -36,7 +38,7 @@ _LEGACY = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _MAX_NAME = 4096
 
 
-def write_checkpoint(file: IO[bytes], data: Any) -> None:
+def write_checkpoint(file: IO[bytes], data: object) -> None:
     """Write tensors and plain data to an empty file, with ``torch.save``.
 
     Raises:
@@ -136,7 +138,7 @@ def _explain(path: str, error: Exception) -> str:
 class _Dtype:
     """Replaces ``numpy.dtype``."""
 
-    def __init__(self, name: str, *_: Any) -> None:
+    def __init__(self, name: str, *_: object) -> None:
         if not isinstance(name, str) or not re.fullmatch(r"[biufc]\d{1,2}|\?", name):
             raise ValueError("an array that does not hold numbers")
         self.dtype = np.dtype(name)
@@ -145,7 +147,7 @@ class _Dtype:
         if state[1] in ("<", ">"):
             self.dtype = self.dtype.newbyteorder(state[1])
 
-    def decode(self, data: Any, shape: tuple[int, ...]) -> np.ndarray:
+    def decode(self, data: object, shape: tuple[int, ...]) -> np.ndarray:
         if (
             not isinstance(data, bytes)
             or min(shape, default=0) < 0
@@ -166,11 +168,11 @@ class _Array(torch.Tensor):
         self.__class__ = torch.Tensor  # type: ignore[assignment]
 
 
-def _reconstruct(*_: Any) -> _Array:
+def _reconstruct(*_: object) -> _Array:
     return _Array()
 
 
-def _scalar(dtype: _Dtype, data: Any) -> Any:
+def _scalar(dtype: _Dtype, data: object) -> object:
     return dtype.decode(data, ()).item()
 
 
@@ -178,7 +180,7 @@ def _no_bytes() -> bytes:
     return b""
 
 
-_STAND_INS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
+_STAND_INS: list[Callable[..., object] | tuple[Callable[..., object], str]] = [
     (_Dtype, "numpy.dtype"),
     (_Array, "numpy.ndarray"),
     (_no_bytes, "builtins.bytes"),  # content of an empty array
@@ -200,7 +202,7 @@ def read_tag(folder: str) -> str:
     return name if name.strip(".") and os.path.basename(name) == name and name.isprintable() else ""
 
 
-def write_file(path: str, write: Callable[[IO[bytes]], Any], path_manager: Any) -> None:
+def write_file(path: str, write: Callable[[IO[bytes]], object], path_manager: PathManager) -> None:
     """Have ``write(file)`` write a file, which then replaces ``path``, a file or folder. It is copied to a URI.
 
     Raises:
@@ -222,7 +224,7 @@ def write_file(path: str, write: Callable[[IO[bytes]], Any], path_manager: Any) 
             raise OSError(f"{type(error).__name__}: {error}") from error
 
 
-def remove_checkpoint(checkpointer: Any, path: str) -> None:
+def remove_checkpoint(checkpointer: Checkpointer, path: str) -> None:
     """Remove a checkpoint that a run wrote into its folder. Errors are logged; missing files are ignored."""
     if "://" in path:
         logger.warning("%s is kept: checkpoints behind a URI are not removed", path)
@@ -253,7 +255,7 @@ class CheckpointError(WriteError):
 
 
 def start_write(
-    path: str, write: Callable[[Any], Any], state: Any, asynchronous: bool
+    path: str, write: Callable[[Any], object], state: object, asynchronous: bool
 ) -> "Future[CheckpointError | None]":
     """Call ``write(state)``, which writes ``path``, and once more after an OSError.
 
@@ -278,7 +280,7 @@ def start_write(
 
 
 def _write_twice(
-    path: str, write: Callable[[Any], Any], state: Any, copied: Iterable[torch.cuda.Event] = ()
+    path: str, write: Callable[[Any], object], state: object, copied: Iterable[torch.cuda.Event] = ()
 ) -> CheckpointError | None:
     for event in copied:
         event.synchronize()

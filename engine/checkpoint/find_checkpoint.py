@@ -7,6 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from fvcore.common.checkpoint import Checkpointer
+from iopath.common.file_io import PathManager
+
 from ...config import ConfigError
 from ...config.errors import suggest_file
 from .. import comm
@@ -24,7 +27,7 @@ _HUGGING_FACE = (
 )
 
 
-def find_checkpoint(path: str, path_manager: Any = None) -> str:
+def find_checkpoint(path: str, path_manager: PathManager | None = None) -> str:
     """Return the checkpoint file that a path refers to.
 
     Args:
@@ -64,7 +67,7 @@ def _is_distributed(path: str) -> bool:
     return os.path.isfile(os.path.join(path, ".metadata"))
 
 
-def find_resumable(checkpointer: Any) -> str:
+def find_resumable(checkpointer: Checkpointer) -> str:
     """Return the checkpoint to resume from: the last one, or else the newest that verifies; empty if there is none.
 
     All ranks call it, and resume from the same one.
@@ -104,7 +107,7 @@ def checkpoints_in(folder: str) -> list[str]:
     return []
 
 
-def find_named(checkpointer: Any, path: str) -> str:
+def find_named(checkpointer: Checkpointer, path: str) -> str:
     """Return the checkpoint that a user has named to resume from.
 
     Args:
@@ -175,7 +178,7 @@ def saved_run(path: str) -> Mapping[str, Any]:
     return {}
 
 
-def _iteration_in(content: Any, path: str) -> int:
+def _iteration_in(content: Mapping[str, Any], path: str) -> int:
     """Return the larger of the iterations of a checkpoint and its trainer; -1 if it has none.
 
     Raises:

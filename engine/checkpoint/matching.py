@@ -115,7 +115,7 @@ def load_weights(
     elif not full_names.keys() >= set(names.values()):
         prefix = _find_prefix(names.values(), full_names)
         names = {name: plain.removeprefix(prefix) for name, plain in names.items()}
-    state: OrderedDict[str, Any] = OrderedDict()
+    state: OrderedDict[str, object] = OrderedDict()
     mismatched: list[tuple[str, Any, Any]] = []
     for name, value in weights.items():
         target = full_names.get(names[name], names[name])
@@ -175,7 +175,7 @@ def load_weights(
 # ---------------------------------------------------------------------------- names
 
 
-def _find_prefix(names: Collection[str], own: Mapping[str, Any]) -> str:
+def _find_prefix(names: Collection[str], own: Mapping[str, object]) -> str:
     """Return the prefix of the file's names without which most of them are the model's; the shortest one."""
     prefixes = {""}
     for name in names:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 START_ANEW = "To start from its weights alone, set MODEL.WEIGHTS instead of resuming"
 
 
-def check_complete(state: Mapping[str, Any]) -> None:
+def check_complete(state: Mapping[str, object]) -> None:
     """Check that a trainer's state is that of all ranks, and of this library.
 
     Raises:

@@ -43,7 +43,7 @@ def is_sharded_folder(path: str) -> bool:
     return os.path.isfile(os.path.join(path, STATE_FILE)) and os.path.isfile(os.path.join(path, _CHECKSUMS))
 
 
-def split_shards(state: Any) -> tuple[Any, dict[Keys, "DTensor"]]:
+def split_shards(state: object) -> tuple[Any, dict[Keys, "DTensor"]]:
     """Separate the sharded tensors of a state from the rest.
 
     Args:
@@ -54,7 +54,7 @@ def split_shards(state: Any) -> tuple[Any, dict[Keys, "DTensor"]]:
     """
     shards: dict[Keys, DTensor] = {}
 
-    def visit(keys: Keys, value: Any) -> Any:
+    def visit(keys: Keys, value: object) -> object:
         if isinstance(value, DTensor):
             shards[keys] = cast(DTensor, value.detach())
             return {_MARK: list(value.shape)}
@@ -63,18 +63,18 @@ def split_shards(state: Any) -> tuple[Any, dict[Keys, "DTensor"]]:
     return walk(state, visit), shards
 
 
-def _is_mark(value: Any) -> bool:
+def _is_mark(value: object) -> bool:
     """Return whether a value stands for a sharded tensor."""
     return isinstance(value, dict) and value.keys() == {_MARK}
 
 
-def walk(state: Any, visit: Callable[[Keys, Any], Any]) -> Any:
+def walk(state: object, visit: Callable[[Keys, Any], object]) -> Any:
     """Copy nested dicts, lists and tuples, with ``visit(place, value)`` in place of each value."""
 
-    def visit_path(path: tuple[Any, ...], value: Any) -> Any:
+    def visit_path(path: tuple[Any, ...], value: object) -> object:
         return visit(tuple(str(part.key if isinstance(part, MappingKey) else part.idx) for part in path), value)
 
-    def is_leaf(value: Any) -> bool:
+    def is_leaf(value: object) -> bool:
         return _is_mark(value) or (isinstance(value, tuple) and type(value) is not tuple)  # a namedtuple stays one
 
     return tree_map_with_path(visit_path, state, is_leaf=is_leaf)
@@ -83,7 +83,7 @@ def walk(state: Any, visit: Callable[[Keys, Any], Any]) -> Any:
 # ---------------------------------------------------------------------------- writing
 
 
-def write_folder(path: str, state: Any, shards: Mapping[Keys, "DTensor"], group: "dist.ProcessGroup") -> None:
+def write_folder(path: str, state: object, shards: Mapping[Keys, "DTensor"], group: "dist.ProcessGroup") -> None:
     """Write a sharded checkpoint. All ranks call this together, and return when it is complete.
 
     Args:
@@ -222,7 +222,7 @@ def read_folder(
     state = load_torch_file(os.path.join(path, STATE_FILE))
     tensors = read_tensors(path, wanted or (lambda keys: True), like)
 
-    def restored(keys: Keys, value: Any) -> Any:
+    def restored(keys: Keys, value: Any) -> object:
         if not _is_mark(value):
             return value
         if keys not in tensors and wanted is not None and not wanted(keys):

@@ -53,7 +53,7 @@ class ShardedCheckpointer(Checkpointer):
         """Return the paths of all checkpoints in ``save_dir``, which are folders or files."""
         return checkpoints_in(self.save_dir)
 
-    def _plain(self, contents: dict[str, Any]) -> Any:
+    def _plain(self, contents: dict[str, Any]) -> object:
         rest, shards = split_shards(contents)
         return to_plain(rest, "checkpoint") if comm.is_main_process() else None, shards
 
@@ -98,7 +98,7 @@ def like_model(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = (
     return like
 
 
-def shard(state: Any, like: Like) -> Any:
+def shard(state: object, like: Like) -> Any:
     """Shard the whole tensors of a state, which are the same on all ranks.
 
     Args:
@@ -106,7 +106,7 @@ def shard(state: Any, like: Like) -> Any:
         like: how tensors are sharded in this run.
     """
 
-    def visit(keys: Keys, value: Any) -> Any:
+    def visit(keys: Keys, value: object) -> object:
         if not isinstance(value, torch.Tensor) or isinstance(value, DTensor) or not keys:
             return value
         one = like(keys, value.shape)

@@ -1,7 +1,7 @@
 """Turns state into tensors and plain data, which load without pickle."""
 
 from collections.abc import Collection, Hashable, Mapping, Set
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -60,13 +60,13 @@ def to_plain(value: Any, where: str = "state") -> Any:
     return _refuse(value, where)
 
 
-def _plain_key(key: Any, where: str) -> Any:
+def _plain_key(key: object, where: str) -> Hashable:
     """Convert a key of a dict or an item of a set."""
     plain = to_plain(key, where)
     return plain if isinstance(plain, Hashable) and not isinstance(plain, torch.Tensor) else _refuse(key, where)
 
 
-def _plain_array(array: np.ndarray, where: str) -> Any:
+def _plain_array(array: np.ndarray, where: str) -> object:
     if array.dtype.kind in "US":
         return to_plain(array.tolist(), where)
     if array.dtype.kind in "biufc" and array.dtype.itemsize <= (16 if array.dtype.kind == "c" else 8):
@@ -90,14 +90,14 @@ def _plain_tensor(tensor: torch.Tensor, where: str) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
-def _refuse(value: Any, where: str, what: str = "") -> Any:
+def _refuse(value: object, where: str, what: str = "") -> NoReturn:
     raise TypeError(
         f"{where} is {what or 'a ' + type(value).__name__}, which cannot be saved: checkpoints hold tensors and plain "
         "data (numbers, strings, lists, dicts), so that loading one never runs code. Save its state or its text instead"
     )
 
 
-def copy_to_host(data: Any) -> tuple[Any, list[torch.cuda.Event]]:
+def copy_to_host(data: object) -> tuple[object, list[torch.cuda.Event]]:
     """Copy plain data to host memory, while training continues.
 
     Tensors on a GPU are copied into pinned memory on the current stream. The host does not wait, and later steps on the

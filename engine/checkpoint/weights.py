@@ -76,7 +76,7 @@ def _read_folder(path: str, mmap: bool, like: "Like | None", verified: bool) -> 
     return content
 
 
-def _check_names(path: str, weights: Mapping[Any, Any]) -> None:
+def _check_names(path: str, weights: Mapping[object, object]) -> None:
     """Refuse names with control characters, which could change the terminal when they are printed."""
     for name in weights:
         if not isinstance(name, str) or not name.isprintable():
@@ -159,7 +159,7 @@ def _read_file(path: str, mmap: bool, verified: bool = False) -> dict[str, Any]:
     raise ConfigError(f"{path} is not a checkpoint: it has no 'model', only {there}")
 
 
-def _is_state_dict(value: Any) -> TypeGuard[Mapping[str, Any]]:
+def _is_state_dict(value: object) -> TypeGuard[Mapping[str, Any]]:
     """Return whether a value is a state dict. Extra state of modules may be of any type."""
     return isinstance(value, Mapping) and all(
         isinstance(key, str) and (isinstance(item, torch.Tensor) or key.endswith("_extra_state"))
@@ -199,13 +199,13 @@ def _read_shards(index: str, mmap: bool) -> dict[str, Any]:
             raise ValueError("it names files outside of its folder")
     except Exception as error:  # corrupt bytes can cause any error
         raise ConfigError(f"{index} is corrupt, or is not an index of weights ({first_line(error)})") from error
-    weights: dict[str, Any] = {}
+    weights: dict[str, torch.Tensor] = {}
     for name in sorted(names):
         weights.update(_read_file(os.path.join(os.path.dirname(index), name), mmap)["model"])
     return {"model": weights}
 
 
-def _is_place_of_weights(keys: tuple[Any, ...]) -> bool:
+def _is_place_of_weights(keys: tuple[str, ...]) -> bool:
     """Return whether an entry with these keys is one of a model's weights or averaged weights."""
     return keys[0] in _MODEL_KEYS or "averaged_model" in keys
 

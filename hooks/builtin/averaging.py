@@ -280,7 +280,7 @@ class WeightAveraging(HookBase):
         if self.average is not None:
             self.average.restore()
 
-    def after_eval(self, results: Mapping[str, Any]) -> None:
+    def after_eval(self, results: Mapping[str, object]) -> None:
         self.on_eval_end()  # for evaluations that do not emit on_eval_end
 
     def on_exception(self, error: BaseException) -> None:

@@ -108,7 +108,7 @@ class BestCheckpointer(HookBase):
             self._set_best(self.trainer.comm.broadcast_object(self.best))
         self._link_best()
 
-    def after_eval(self, results: Mapping[str, Any]) -> None:
+    def after_eval(self, results: Mapping[str, object]) -> None:
         if has_event_storage():  # not so for an evaluation outside training
             self._best_checking()
 

@@ -97,7 +97,9 @@ class ModelFreezer(HookBase):
         modules = {plain_name(name): module for name, module in model.named_modules() if name}
         parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
         parts: list[_Part] = []
-        found: set[Any] = set()  # for a part that matches several names, the first of them in the list counts
+        found: set[nn.Parameter | nn.Module] = (
+            set()
+        )  # for a part that matches several names, the first of them in the list counts
         for pattern, until in zip(self.layers, self._until, strict=True):
             chosen = [module for name, module in modules.items() if matches(pattern, name, module)]
             single = [parameter for name, parameter in parameters.items() if matches(pattern, name)]
@@ -141,5 +143,5 @@ class ModelFreezer(HookBase):
     def on_eval_end(self) -> None:
         self._keep_norms()
 
-    def after_eval(self, results: Mapping[str, Any]) -> None:
+    def after_eval(self, results: Mapping[str, object]) -> None:
         self._keep_norms()  # the evaluation may have called model.train()

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def save_with_events(
-    trainer: TrainerProtocol, checkpointer: Any, name: str, saved: Callable[[OSError | None], Any], **options: Any
+    trainer: TrainerProtocol, checkpointer: Any, name: str, saved: Callable[[OSError | None], object], **options: object
 ) -> None:
     """Save a checkpoint between the events ``before_save`` and ``after_save``.
 
@@ -134,7 +134,7 @@ class PeriodicCheckpointer(HookBase):
         """The checkpointer's, as fvcore's class has it."""
         return self.checkpointer.path_manager
 
-    def step(self, iteration: int, **kwargs: Any) -> None:
+    def step(self, iteration: int, **kwargs: object) -> None:
         """Save at once if ``iteration`` ends a period, or is the last one: fvcore's method, for ported code.
 
         Args:
@@ -147,7 +147,7 @@ class PeriodicCheckpointer(HookBase):
         if self.max_iter is not None and iteration + 1 >= self.max_iter:
             self.save(f"{self.file_prefix}_final", iteration=iteration, **kwargs)
 
-    def _save_periodic(self, iteration: int, **kwargs: Any) -> None:
+    def _save_periodic(self, iteration: int, **kwargs: object) -> None:
         name = f"{self.file_prefix}_{iteration:07d}"
         if self.max_to_keep is not None:
             # Before the save, since the checkpoint holds the list. Those that it removes are in it too, so that a

@@ -82,7 +82,7 @@ class StatisticsData:
     @contextmanager
     def batches(
         self, trainer: TrainerProtocol, number: int, at_most: int | None = None
-    ) -> Iterator[tuple[Iterator[Any], int]]:
+    ) -> Iterator[tuple[Iterator[object], int]]:
         """Give the first batches of a pass and their number, and restore random states afterwards.
 
         Args:
@@ -133,14 +133,14 @@ def batch_norms(model: nn.Module) -> list[Any]:
 class _Norms(nn.Module):
     """What fvcore sees of a model: the batch norms to recompute, and a function that runs the model on a batch."""
 
-    def __init__(self, norms: list[Any], forward: Callable[[Any], Any]) -> None:
+    def __init__(self, norms: list[Any], forward: Callable[[Any], object]) -> None:
         super().__init__()
         self.norms = nn.ModuleList(norms)
         self.forward = forward
 
 
 @torch.no_grad()
-def precise_statistics(trainer: TrainerProtocol, model: nn.Module, batches: Iterator[Any], count: int) -> None:
+def precise_statistics(trainer: TrainerProtocol, model: nn.Module, batches: Iterator[object], count: int) -> None:
     """Estimate the statistics of the training data, over all ranks, with fvcore's ``update_bn_stats``.
 
     Buffers stay the same tensors, and ``num_batches_tracked`` stays. An error ends the run.
