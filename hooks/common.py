@@ -28,7 +28,7 @@ _WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_
 # ---------------------------------------------------------------------------- batches and sharded tensors
 
 
-def is_sharded(tensor: Any) -> bool:
+def is_sharded(tensor: object) -> bool:
     """Return whether a tensor is a DTensor."""
     return hasattr(tensor, "to_local")
 
@@ -62,7 +62,7 @@ def in_double(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
 
 
-def class_names_of(dataset: Any) -> list[str]:
+def class_names_of(dataset: object) -> list[str]:
     """Return ``classes`` of a data set, such as an ``ImageFolder``, also in a ``Subset`` or a loader; or []."""
     while not hasattr(dataset, "classes") and hasattr(dataset, "dataset"):
         dataset = dataset.dataset
@@ -71,11 +71,11 @@ def class_names_of(dataset: Any) -> list[str]:
 
 
 # The batch that is being worked on, and the number of its samples, which its loader knows.
-_in_hand: tuple[Any, int | None] = (None, None)
+_in_hand: tuple[object, int | None] = (None, None)
 
 
 @contextmanager
-def sized(batch: Any, number: int | None) -> Iterator[None]:
+def sized(batch: object, number: int | None) -> Iterator[None]:
     """Have :func:`samples_in` return the number of samples that a loader has read for a batch, within the block."""
     global _in_hand
     before, _in_hand = _in_hand, (batch, number)
@@ -85,7 +85,7 @@ def sized(batch: Any, number: int | None) -> Iterator[None]:
         _in_hand = before
 
 
-def samples_in(batch: Any, read: int | None = None) -> int | None:
+def samples_in(batch: object, read: int | None = None) -> int | None:
     """Return the number of samples in a batch.
 
     Args:
@@ -125,7 +125,7 @@ def length_of(data: Any) -> int | None:
         return None
 
 
-def _sizes(part: Any) -> Iterator[int]:
+def _sizes(part: object) -> Iterator[int]:
     """Yield the number of samples that each tensor, array and list of a batch stands for."""
     if isinstance(part, torch.Tensor | np.ndarray):
         if part.ndim:
@@ -140,7 +140,7 @@ def _sizes(part: Any) -> Iterator[int]:
         yield from _sizes(child)
 
 
-def may_be_samples(part: list[Any]) -> bool:
+def may_be_samples(part: list[object]) -> bool:
     """Return whether a list may have one entry per sample.
 
     It has fields if there are tensors of several types or numbers of dimensions in it: torch collates tuples to lists.
@@ -150,7 +150,7 @@ def may_be_samples(part: list[Any]) -> bool:
     return len(kinds) < 2
 
 
-def _parts_of(part: Any) -> Iterable[Any]:
+def _parts_of(part: object) -> Iterable[object]:
     """Return the values in a tuple, list, dict or dataclass; nothing for another object."""
     if isinstance(part, Mapping):
         return part.values()
@@ -159,7 +159,7 @@ def _parts_of(part: Any) -> Iterable[Any]:
     return fields_of(part).values()
 
 
-def fields_of(part: Any) -> dict[str, Any]:
+def fields_of(part: object) -> dict[str, Any]:
     """Return the fields of a dataclass by name; an empty dict for another object."""
     if not is_dataclass(part) or isinstance(part, type):
         return {}

@@ -56,12 +56,12 @@ class FunctionHook(HookBase):
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         event: str,
         *,
         every: "Duration | int | str | None" = None,
         once: bool = False,
-        when: Callable[[Any], bool] | None = None,
+        when: Callable[[TrainerProtocol], bool] | None = None,
         uses_outputs: bool = False,
         uses_indices: bool = False,
     ) -> None:
@@ -79,7 +79,7 @@ class FunctionHook(HookBase):
         self.uses_indices = uses_indices
         setattr(self, event, self._call)
 
-    def _call(self, *args: Any, **kwargs: Any) -> None:
+    def _call(self, *args: object, **kwargs: object) -> None:
         trainer, every = self.trainer, self._every
         if self._once and self._done:
             return
@@ -107,7 +107,7 @@ class FunctionHook(HookBase):
         self._done, self._calls = False, 0
 
 
-def check_arguments(function: Callable[..., Any], event: str) -> None:
+def check_arguments(function: Callable[..., object], event: str) -> None:
     """Check that a function takes the trainer and the arguments of an event.
 
     Raises:

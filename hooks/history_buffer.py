@@ -58,7 +58,7 @@ class HistoryBuffer:
     def __len__(self) -> int:
         return min(len(self._values), self._max_length)
 
-    def update(self, value: Any, iteration: float | None = None) -> None:
+    def update(self, value: float | torch.Tensor, iteration: float | None = None) -> None:
         """Append ``value``, a number or a tensor of one, of ``iteration`` (default: the number of values so far)."""
         self.extend([float(value)], [self._count if iteration is None else int(iteration)])
 
@@ -151,7 +151,7 @@ class HistoryBuffer:
         """Return the kept values and what :meth:`global_avg` needs, as plain data."""
         start = -self._max_length
         # As tensors, since a checkpoint saves a tensor faster than a list.
-        arrays: dict[str, array[Any]] = {"values": self._values, "iters": self._iters, "numbers": self._numbers}
+        arrays: dict[str, Sequence[float]] = {"values": self._values, "iters": self._iters, "numbers": self._numbers}
         tensors = {name: torch.from_numpy(np.array(values[start:])) for name, values in arrays.items()}
         return {**tensors, "count": self._count, "total": self._total}
 
@@ -208,7 +208,7 @@ class MediaStorage:
         finally:
             self._current_prefix = outer
 
-    def put_image(self, img_name: str, img_tensor: Any) -> None:
+    def put_image(self, img_name: str, img_tensor: torch.Tensor | np.ndarray) -> None:
         """Add an image: (3, H, W) RGB or (1, H, W); uint8 in [0, 255] or float in [0, 1]."""
         image = torch.as_tensor(img_tensor).detach().clone()
         self._vis_data.append((self._current_prefix + img_name, image, self.iter))
@@ -290,7 +290,7 @@ def combine(how: str, values: Sequence[float], ranks: int) -> float:
     return sum(values) / ranks if how == "loss" else OVER_RANKS[how](values)
 
 
-def as_scalar(name: str, value: Any) -> Any:
+def as_scalar(name: str, value: Any) -> float | torch.Tensor:
     """Return a float, or for a tensor on a device a copy of it that later in-place changes do not affect.
 
     Raises:

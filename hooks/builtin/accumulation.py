@@ -1,7 +1,6 @@
 """``GradientAccumulationScheduler``: another number of micro-batches from an iteration on."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from ...config import ConfigError, Duration
 from ..base import HOOK_REGISTRY, HookBase
@@ -24,7 +23,7 @@ class GradientAccumulationScheduler(HookBase):
 
     single = True
 
-    def __init__(self, schedule: Mapping[Any, int]) -> None:
+    def __init__(self, schedule: Mapping[str | int | Duration, int]) -> None:
         if not isinstance(schedule, Mapping) or not schedule:
             raise ConfigError(f'GradientAccumulationScheduler: schedule must be like {{"5ep": 4}}, not {schedule!r}')
         if not all(type(steps) is int and steps > 0 for steps in schedule.values()):

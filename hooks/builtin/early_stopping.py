@@ -82,7 +82,7 @@ class EarlyStopping(HookBase):
         if self._is_exhausted:
             self._stop()
 
-    def after_eval(self, results: Mapping[str, Any]) -> None:
+    def after_eval(self, results: Mapping[str, object]) -> None:
         if not has_event_storage():  # an evaluation without training
             return
         metrics = flatten_names(results)

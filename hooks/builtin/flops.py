@@ -82,14 +82,14 @@ class FlopsCounter(HookBase):
         self._first = self._since = trainer.start_iter
         self._start = time.perf_counter()
 
-    def before_forward(self, batch: Any) -> None:
+    def before_forward(self, batch: object) -> None:
         if self._counted:
             return
         # Compiled code cannot be counted.
         self._counting.enter_context(torch.compiler.set_stance("force_eager"))
         self._counter = self._counting.enter_context(FlopCounterMode(display=False, custom_mapping=_MISSING))
 
-    def after_forward(self, batch: Any, outputs: Any) -> None:
+    def after_forward(self, batch: object, outputs: object) -> None:
         if self._counted:
             return
         self._counting.close()

@@ -45,7 +45,7 @@ class StopSignals:
         exit_code: 130 after Ctrl-C, 75 after other signals; 0 before the first signal.
     """
 
-    def __init__(self, then: Callable[[str, int], Any] | None = None) -> None:
+    def __init__(self, then: Callable[[str, int], object] | None = None) -> None:
         self.reason = ""
         self.exit_code = 0
         self._then = then

@@ -124,10 +124,10 @@ class LRMultiplier(_TorchScheduler):
         self._multiplier = multiplier
         self._max_iter = max_iter
         self._factor = math.nan  # of the rates that were set last; NaN: not known
-        self._last_lr: list[Any] = []
+        self._last_lr: list[float | torch.Tensor] = []
         super().__init__(optimizer, last_epoch=last_iter)
 
-    def get_lr(self) -> list[Any]:
+    def get_lr(self) -> list[float | torch.Tensor]:
         """Return the learning rate of each group at the current iteration. A subclass may override it."""
         factor = value_at(self._multiplier, self.last_epoch / self._max_iter)
         return [base_lr * factor for base_lr in self.base_lrs]
@@ -187,7 +187,7 @@ def takes_epoch(kind: type) -> bool:
     return any(one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
 
 
-_told: WeakSet[Any] = WeakSet()  # schedulers whose rates were set by others, which is logged once
+_told: WeakSet[_TorchScheduler] = WeakSet()  # schedulers whose rates were set by others, which is logged once
 
 
 def _step(scheduler: Any) -> None:
@@ -370,7 +370,7 @@ class LRScheduler(HookBase):
         elif self._interval == "epoch":
             _step(self.scheduler)
 
-    def after_eval(self, results: Mapping[str, Any]) -> None:
+    def after_eval(self, results: Mapping[str, object]) -> None:
         if self._metric is None or not has_event_storage():  # an evaluation without training
             return
         latest = self.trainer.storage.latest()

@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity
 from ...config import ConfigError
 from ..base import HOOK_REGISTRY, HookBase
 from ..common import run_folder
+from ..protocol import TrainerProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class TorchProfiler(HookBase):
 
     def __init__(
         self,
-        enable_predicate: Callable[[Any], bool] | None = None,
+        enable_predicate: Callable[[TrainerProtocol], bool] | None = None,
         output_dir: str | None = None,
         *,
         activities: Sequence[ProfilerActivity] | None = None,
@@ -113,7 +114,7 @@ class AutogradProfiler(TorchProfiler):
 
     def __init__(
         self,
-        enable_predicate: Callable[[Any], bool] | None = None,
+        enable_predicate: Callable[[TrainerProtocol], bool] | None = None,
         output_dir: str | None = None,
         *,
         use_cuda: bool = True,

@@ -3,7 +3,7 @@
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,13 +58,13 @@ class SamplePredictions(HookBase):
         self._samples = {}
         self._names = self._names or class_names_of(getattr(self.trainer, "data_loader", None))
 
-    def after_eval_step(self, batch: Any, outputs: Any) -> None:
+    def after_eval_step(self, batch: Any, outputs: object) -> None:
         if len(self._samples) >= self._num or not self.trainer.comm.is_main_process():
             return
         adapter = getattr(self.trainer, "adapter", None)
         images = _first(batch, lambda one: one.dim() == 4 and one.shape[1] in (1, 3))
         scores = _first(outputs, lambda one: one.dim() == 2 and one.is_floating_point())
-        targets: Any = None
+        targets: object = None
         if images is not None and scores is not None:
             targets = batch[1] if adapter is None else adapter.targets(batch)
         if images is None or scores is None or not isinstance(targets, torch.Tensor) or targets.dim() != 1:
@@ -81,7 +81,7 @@ class SamplePredictions(HookBase):
                 label += f"\nis {self._name(truth)}"
             self._samples[truth] = image.float().cpu(), label, truth == int(found)
 
-    def after_eval(self, results: Mapping[str, Any]) -> None:
+    def after_eval(self, results: Mapping[str, object]) -> None:
         if not self._samples:
             return
         picture = _draw([self._samples[truth] for truth in sorted(self._samples)])
@@ -117,6 +117,6 @@ def _draw(samples: Sequence[tuple[torch.Tensor, str, bool]]) -> Any:
     return picture
 
 
-def _first(value: Any, matches: Any) -> torch.Tensor | None:
+def _first(value: object, matches: Callable[[torch.Tensor], bool]) -> torch.Tensor | None:
     """Return the first tensor in a batch that matches."""
     return next((one for one in tree_leaves(value) if isinstance(one, torch.Tensor) and matches(one)), None)

@@ -140,10 +140,10 @@ class Throughput(HookBase):
     def before_eval(self) -> None:
         self._eval_samples, self._eval_since = 0, time.perf_counter()
 
-    def after_eval_step(self, batch: Any, outputs: Any) -> None:
+    def after_eval_step(self, batch: object, outputs: object) -> None:
         self._eval_samples += samples_in(batch) or 0
 
-    def after_eval(self, results: Any) -> None:
+    def after_eval(self, results: object) -> None:
         if not has_event_storage():  # an evaluation without training
             return
         values: dict[str, Any] = {"eval_time": max(time.perf_counter() - self._eval_since, 1e-9)}

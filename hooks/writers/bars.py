@@ -59,7 +59,7 @@ class ProgressBar(HookBase):
 
         ProgressBar._shown, self._metrics = self, dict[str, float]()
         self._first, self._others = list[str](), list[str]()
-        self._table, self._rows = None, list[dict[str, Any]]()
+        self._table, self._rows = None, list[dict[str, object]]()
         self._bar = tqdm(
             total=max(self.trainer.max_iter, 1),
             initial=self.trainer.iter,
@@ -93,7 +93,7 @@ class ProgressBar(HookBase):
     def before_eval(self) -> None:
         self.before_epoch("evaluating: ")
 
-    def after_eval(self, results: Mapping[str, Any]) -> None:
+    def after_eval(self, results: Mapping[str, object]) -> None:
         if self._bar is None or not in_notebook():
             return
         from IPython.display import HTML, display

@@ -138,7 +138,7 @@ class MediaWriter(RowWriter):
     def log(self, iteration: int, values: Mapping[str, float]) -> None:
         """Write the metrics of one iteration. After an OSError they are given again, as by the other methods."""
 
-    def log_image(self, iteration: int, name: str, image: Any) -> None:
+    def log_image(self, iteration: int, name: str, image: torch.Tensor) -> None:
         """Write an image; see :meth:`EventStorage.put_image`."""
 
     def log_histogram(self, iteration: int, name: str, histogram: dict[str, Any]) -> None:
@@ -149,18 +149,19 @@ class MediaWriter(RowWriter):
 
     def collect(self, storage: EventStorage) -> None:
         first = self._last_write + 1  # media of an iteration that is already written get the next one, as scalars do
-        media = [(self.log_image, max(it, first), name, image) for name, image, it in storage._vis_data]
-        media += [(self.log_histogram, max(h["global_step"], first), h["tag"], h) for h in storage._histograms]
-        media += [(self.log_text, max(it, first), name, text) for name, text, it in storage._texts]
-        rows = [(self.log, *row) for row in group_rows(self._new_rows(storage), storage)]
-        self._waiting = [*self._waiting, *rows, *media]
+        waiting: list[tuple[Any, ...]] = [*self._waiting]
+        waiting += [(self.log, *row) for row in group_rows(self._new_rows(storage), storage)]
+        waiting += [(self.log_image, max(it, first), name, image) for name, image, it in storage._vis_data]
+        waiting += [(self.log_histogram, max(h["global_step"], first), h["tag"], h) for h in storage._histograms]
+        waiting += [(self.log_text, max(it, first), name, text) for name, text, it in storage._texts]
+        self._waiting = waiting
 
     def deliver(self) -> None:
         while self._waiting:
             self.send(*self._waiting[0])
             self._waiting = self._waiting[1:]
 
-    def send(self, log: Callable[..., None], iteration: int, *values: Any) -> None:
+    def send(self, log: Callable[..., None], iteration: int, *values: object) -> None:
         """Call one of the methods ``log``, ``log_image`` and so on."""
         log(iteration, *values)
 

@@ -9,7 +9,6 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from ...config.atomic import check_regular, free_name, replace_file, sync_directory
 from ..event_storage import Row
@@ -101,7 +100,7 @@ class _LineWriter(RowWriter):
         ConfigError: the path is not a regular file.
     """
 
-    _file_handle: Any  # detectron2's name. A subclass may open a file itself, and not call __init__
+    _file_handle: AppendFile  # detectron2's name. A subclass may open a file itself, and not call __init__
     _name: str  # of the file in a folder
     _is_placed = True
 
@@ -251,7 +250,7 @@ class CSVWriter(_LineWriter):
         self._columns = columns
 
 
-def _table(lines: Iterable[Sequence[Any]]) -> bytes:
+def _table(lines: Iterable[Sequence[object]]) -> bytes:
     text = io.StringIO(newline="")
     csv.writer(text).writerows(lines)
     return text.getvalue().encode()

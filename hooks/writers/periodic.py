@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from operator import methodcaller
-from typing import Any
 
 from ...config import Duration
 from ...config.atomic import OnError, WriteError, check_on_error
@@ -60,11 +59,13 @@ class PeriodicWriter(HookBase):
         self, writers: Iterable[EventWriter], period: "Duration | int | str" = 20, on_error: OnError = "stop"
     ) -> None:
         self._writers = list(writers)
+        self._row_writers: list[RowWriter] = []
         for writer in self._writers:
-            if not isinstance(writer, EventWriter):
+            if isinstance(writer, RowWriter):
+                self._row_writers.append(writer)
+            elif not isinstance(writer, EventWriter):
                 raise TypeError(f"PeriodicWriter takes EventWriters, not {writer!r}")
         check_on_error(on_error)
-        self._row_writers = [writer for writer in self._writers if isinstance(writer, RowWriter)]
         self._every = Every(period, at_end=True)
         self._on_error = on_error
         self._seen = 0
@@ -144,7 +145,7 @@ class PeriodicWriter(HookBase):
             writer.deliver()
         self._failing.discard(id(writer))
 
-    def _for_all(self, *acts: Callable[[EventWriter], Any], strict: bool = False) -> None:
+    def _for_all(self, *acts: Callable[[EventWriter], object], strict: bool = False) -> None:
         """Do each of ``acts`` with every writer, then raise the first error that ends training: with ``strict`` any."""
         errors: list[Exception] = []
         for act in acts:

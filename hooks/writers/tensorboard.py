@@ -40,7 +40,7 @@ class TensorboardXWriter(MediaWriter):
         log_dir: str | None = None,
         window_size: int = 20,
         output_dir: str | None = None,
-        cfg: Mapping[str, Any] | None = None,
+        cfg: Mapping[str, object] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(window_size)
@@ -162,7 +162,7 @@ def _event_files(folder: str) -> set[str]:
     return {*glob.glob(os.path.join(glob.escape(folder), f"events.out.tfevents.*.{os.getpid()}.*"))}
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Return a deep copy of a config: dicts, lists, numbers, strings, bools and None. Others become strings."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
@@ -171,7 +171,7 @@ def plain(value: Any) -> Any:
     return value if type(value) in (bool, int, float, str, type(None)) else str(value)
 
 
-def flatten(config: Mapping[str, Any]) -> dict[str, int | float | str]:
+def flatten(config: Mapping[str, object]) -> dict[str, int | float | str]:
     """Return a config by full keys, such as ``{"SOLVER.BASE_LR": 0.1}``. Lists, bools and None become strings."""
     values = flatten_names(config, separator=".").items()
     return {key: value if type(value) in (int, float, str) else str(value) for key, value in values}

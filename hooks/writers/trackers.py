@@ -66,7 +66,7 @@ class TrackerWriter(MediaWriter):
 
     def __init__(
         self,
-        cfg: Mapping[str, Any] | None = None,
+        cfg: Mapping[str, object] | None = None,
         output_dir: str = ".",
         window_size: int = 20,
     ) -> None:
@@ -129,7 +129,7 @@ class TrackerWriter(MediaWriter):
         finally:
             self._write_record()
 
-    def send(self, log: Callable[..., None], iteration: int, *values: Any) -> None:
+    def send(self, log: Callable[..., None], iteration: int, *values: object) -> None:
         if iteration <= self._skip_until:
             return
         if log == self.log_image:
@@ -214,8 +214,8 @@ class WandbWriter(TrackerWriter):
         project: str | None = None,
         name: str | None = None,
         mode: Literal["online", "offline", "disabled"] | None = None,
-        init: Mapping[str, Any] | None = None,
-        cfg: Mapping[str, Any] | None = None,
+        init: Mapping[str, object] | None = None,
+        cfg: Mapping[str, object] | None = None,
         output_dir: str = ".",
         window_size: int = 20,
     ) -> None:
@@ -231,7 +231,7 @@ class WandbWriter(TrackerWriter):
             if unknown := set(init) - set(parameters):
                 hint = suggest(min(unknown), parameters)
                 raise ConfigError(f"WandbWriter: wandb.init has no argument {min(unknown)!r}{hint}")
-        self._options: dict[str, Any] = options
+        self._options: dict[str, object] = options
         self._wandb: Any = None
         self._run: Any = None
         self._is_ours = True
@@ -313,7 +313,7 @@ class MLflowWriter(TrackerWriter):
         name: str | None = None,
         tracking_uri: str | None = None,
         tags: Mapping[str, str] | None = None,
-        cfg: Mapping[str, Any] | None = None,
+        cfg: Mapping[str, object] | None = None,
         output_dir: str = ".",
         window_size: int = 20,
     ) -> None:
