@@ -1,6 +1,6 @@
 """Data sets, samplers and loaders."""
 
-from .batch_sampler import GlobalBatchSampler, PlacedBatch
+from .batch_sampler import GlobalBatchSampler
 from .batches import COLLATE_REGISTRY, pad_collate, trivial_batch_collator
 from .build import build_batch_data_loader, build_test_loader, build_train_loader, worker_init_reset_seed
 from .datasets import (
@@ -15,7 +15,7 @@ from .datasets import (
 from .epoch_iterator import EpochIterator
 from .files import TRANSFORM_REGISTRY, ImageFolder, Tokens
 from .loader import SeededLoader, move_to_device
-from .mixing import MixedSampler, TokenBatchSampler, WeightedSampler
+from .mixing import WeightedSampler
 from .samplers import (
     SAMPLER_REGISTRY,
     EpochSampler,
@@ -44,15 +44,12 @@ __all__ = [
     "InferenceSampler",
     "LengthGroupedSampler",
     "MapDataset",
-    "MixedSampler",
-    "PlacedBatch",
     "RandomSubsetTrainingSampler",
     "RepeatFactorTrainingSampler",
     "SeededLoader",
     "ShardedIterable",
     "StreamLoader",
     "ToIterableDataset",
-    "TokenBatchSampler",
     "Tokens",
     "TrainingSampler",
     "WeightedSampler",

@@ -26,7 +26,7 @@ _MAX_LISTED = 8
 class SeededLoader(WorkerLoader):
     """A DataLoader of a map-style data set whose samples draw the same random numbers in any process.
 
-    The generators are seeded before each sample, by its position in a :class:`~hookline.engine.data.PlacedBatch` (in
+    The generators are seeded before each sample, by its position in a :class:`~hookline.engine.data.batch_sampler.PlacedBatch` (in
     other batches by its index), and before the batch is collated, by the position of its first sample. A data set with
     ``__getitems__`` is seeded once per batch, by the first position. Nothing is seeded for a data set that is known to
     be deterministic. An error names the sample.
@@ -274,17 +274,10 @@ def whole_pass(loader: Iterable[Any]) -> Iterator[tuple[Any, int | None]]:
     """Yield each batch of a loader once, and its number of samples; None if the loader does not know it.
 
     Raises:
-        RuntimeError: the loader ended before its length, or something in it called ``sys.exit()``.
+        RuntimeError: the loader ended before its length.
     """
-    length, read, batches = exact_length(loader), 0, iterate(loader)
-    while True:
-        try:
-            found = next(batches)
-        except StopIteration:
-            break
-        except SystemExit as error:  # which could end the program with success
-            raise RuntimeError(f"the data loader called sys.exit({error.code!r}) after {read} batches") from error
-        read += 1
+    length, read = exact_length(loader), 0
+    for read, found in enumerate(iterate(loader), 1):
         [(batch, number)] = found if type(found) is Collated else [(found, None)]
         yield batch, number
     if length is not None and read < length:

@@ -7,7 +7,7 @@ torch's convention, is one of each rank.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from operator import itemgetter
@@ -16,11 +16,18 @@ from typing import Any
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from ...config import ConfigError
-from ...hooks.common import preserve_rng
 from .. import comm
 from .batch_sampler import has_state
 from .loader import Collate, identity, note_sample
-from .seeding import COLLATE, SAMPLE, TRANSFORM, is_deterministic, seed_generators, stream_key
+from .seeding import (
+    COLLATE,
+    SAMPLE,
+    TRANSFORM,
+    generators_for_reading,
+    is_deterministic,
+    seed_generators,
+    stream_key,
+)
 from .workers import WorkerLoader, swapped
 
 logger = logging.getLogger(__name__)
@@ -134,7 +141,7 @@ class SplitLoader(PositionedLoader):
         if self.num_workers:
             yield
             return
-        with preserve_rng():
+        with generators_for_reading():
             seed_generators(key, number)
             yield
 
@@ -244,8 +251,7 @@ class _BatchStream(IterableDataset[Any]):
         worker, workers = _worker()
         position, items = self.start["samples"], None
         for number in count():
-            # The model draws from the global generators too, but not in a worker.
-            with preserve_rng() if get_worker_info() is None else nullcontext():
+            with generators_for_reading():
                 items = self._open() if items is None else items
                 samples = self._take(items, position, self.size)
                 length = len(samples)
@@ -275,14 +281,12 @@ class _BatchStream(IterableDataset[Any]):
 
     def _take(self, items: Iterator[Any], position: int, number: int) -> list[Any]:
         """Return the next ``number`` samples, or fewer at the end."""
-        taken, key = list[Any](), self._key(SAMPLE)
+        taken, key, still = list[Any](), self._key(SAMPLE), is_deterministic(self.source)
         try:
-            if is_deterministic(self.source):
-                taken.extend(islice(items, number))  # on an error, those before it are in the list
-            else:
-                while len(taken) < number:
-                    seed_generators(key, position + len(taken))
-                    taken.append(next(items))
+            for place in range(position, position + number):
+                if not still:
+                    seed_generators(key, place)
+                taken.append(next(items))
         except StopIteration:
             pass
         except Exception as error:

@@ -7,14 +7,8 @@ import torch
 from small_runs import config_trainer
 
 from hookline.config import ConfigError
-from hookline.engine.data import (
-    ArrayDataset,
-    EpochSampler,
-    GlobalBatchSampler,
-    MixedSampler,
-    TokenBatchSampler,
-    WeightedSampler,
-)
+from hookline.engine.data import ArrayDataset, EpochSampler, GlobalBatchSampler, WeightedSampler
+from hookline.engine.data.mixing import MixedSampler, TokenBatchSampler
 
 LENGTHS = [3 + i * 7 % 20 for i in range(101)]
 SMALL = {"NAME": "synthetic", "ARGS": {"size": 10, "shape": [1, 8, 8]}, "RATIO": 3}
