@@ -114,22 +114,18 @@ class ComponentKey:
     positional: int = 0
 
     def entries(self, cfg: Any) -> list[tuple[str, Any, str]]:
-        """Return name, arguments and the arguments' full key of each component."""
+        """Return name, arguments and the name's full key of each component."""
         *section, last = self.key.split(".")
         node, args = reduce(getitem, section, cfg), args_key(last)
         if isinstance(node, str):  # code written for detectron2 sets a section to a name
             return [(self.registry.in_any_case(node), {}, self.key)]
-        if args is None:
-            return [(*component(entry), f"{self.key}[{i}].ARGS") for i, entry in enumerate(node[last])]
-        return [(node[last], node[args], ".".join([*section, args]))]
+        if args is not None:
+            return [(node[last], node[args], self.key)]
+        return [(*component(entry), f"{self.key}[{i}].NAME") for i, entry in enumerate(node[last])]
 
     def name(self, cfg: Any) -> str:
         """Return the name of the component, or of the first one in a list."""
         return self.entries(cfg)[0][0]
-
-    def is_named(self, cfg: Any) -> bool:
-        """Whether the key has a name, or at least one component."""
-        return any(name for name, _, _ in self.entries(cfg))
 
     def check(self, cfg: Any) -> list[Any]:
         """Check names and arguments without building anything. Empty names are skipped.
@@ -156,9 +152,9 @@ class ComponentKey:
             offered["cfg"] = cfg
         built = []
         for name, args, key in self.entries(cfg):
-            with errors_at(f"{key.removesuffix('.ARGS')} ({name})"):
+            with errors_at(f"{key.removesuffix('.NAME')} ({name})"):
                 built.append(self.registry.build(name, args, positional=positional, offered=offered, key=key))
-        return built[0] if args_key(self.key.rpartition(".")[2]) else built
+        return built[0] if args_key(self.key) else built
 
 
 @contextmanager
@@ -167,7 +163,8 @@ def errors_at(key: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        if str(error).startswith(key.split()[0].removesuffix("ARGS")):  # the error names the key already
+        section = key.split()[0]
+        if str(error).startswith(section.rpartition("_")[0] or section):  # the error names the key already
             raise
         raise ConfigError(f"{key}: {error}") from error
     except Exception as error:

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import ModuleType
@@ -13,8 +14,6 @@ from .signatures import bind, parameters_of
 from .values import ObjectName, is_object_text
 
 _T = TypeVar("_T")
-# Pairs with other names than (X_)NAME, (X_)ARGS.
-_IRREGULAR = {"SAMPLER_TRAIN": "SAMPLER_ARGS"}
 # Errors list the known names, up to this many.
 _MAX_LISTED = 20
 
@@ -27,7 +26,7 @@ class Registry:
         @MODEL_REGISTRY.register()
         class ConvNet: ...
 
-        MODEL_REGISTRY.build("ConvNet", {"width": 32}, key="MODEL.ARGS")
+        MODEL_REGISTRY.build("ConvNet", {"width": 32}, key="MODEL.NAME")
 
     The interface is fvcore's. ``"package.module:Name"`` works as a name without registration, for a class of the
     registry's kind or a function that returns an instance. The standard library is refused.
@@ -144,7 +143,7 @@ class Registry:
             args: the arguments, by name.
             positional: number of positional arguments of the call.
             offered: names of the arguments that the call will offer.
-            key: the config key of ``args``, such as ``"MODEL.ARGS"``, for messages.
+            key: the config key that holds ``name``, such as ``"MODEL.NAME"``, for messages.
 
         Returns:
             The class or function.
@@ -152,8 +151,7 @@ class Registry:
         Raises:
             ConfigError: as :meth:`build`.
         """
-        target, _, _ = self._call(name, args or {}, (None,) * positional, dict.fromkeys(offered), key)
-        return target
+        return self._call(name, args or {}, (None,) * positional, dict.fromkeys(offered), key)[0]
 
     def build(
         self,
@@ -172,7 +170,7 @@ class Registry:
             positional: positional arguments. A target whose first required parameter is ``cfg``, or that is
                 ``@configurable``, receives ``offered["cfg"]`` before them.
             offered: arguments that are passed if the signature names them and ``args`` does not set them.
-            key: the config key of ``args``, such as ``"MODEL.ARGS"``, for messages.
+            key: the config key that holds ``name``, such as ``"MODEL.NAME"``, for messages.
 
         Returns:
             The result of the call; or a function that is the component itself, with ``args`` in a partial.
@@ -188,7 +186,7 @@ class Registry:
         built = target(*by_position, **keywords)
         if name not in self and not isinstance(built, self.kind):
             problem = f"it returned an object of type {type(built).__name__}, not a {self._kind_text}{self._hint}"
-            raise self._refusal(name, name_key(key), problem)
+            raise self._refusal(name, key, problem)
         return built
 
     def _call(
@@ -197,21 +195,19 @@ class Registry:
         """Return the class or function of a name, and its arguments: by position (None if it is the component itself),
         and by name.
         """
-        target = self.get(name, name_key(key))
+        target, own = self.get(name, key), args_key(key) or ""
         label = getattr(target, "__name__", name)
         if self._is_itself(target, args):
             later = (None,) * self._function_of
-            _, keywords = bind(target, args, positional=later, offered=self._by_name, key=key, label=label)
+            _, keywords = bind(target, args, positional=later, offered=self._by_name, key=own, label=label)
             return target, None, {name: value for name, value in keywords.items() if name in args}
-        return target, *bind(target, args, positional=positional, offered=offered, key=key, label=label)
+        return target, *bind(target, args, positional=positional, offered=offered, key=own, label=label)
 
     def _is_itself(self, target: Any, args: Mapping[str, Any]) -> bool:
         """Whether a function is the component, and does not build it."""
-        taken = parameters_of(target) if self._function_of and not isinstance(target, type) else None
-        if taken is None:
-            return False
-        first = taken.positions[: self._function_of]
-        return len([name for name in first if name in taken.required and name not in args]) == self._function_of
+        number = self._function_of
+        taken = parameters_of(target) if number and not isinstance(target, type) else None
+        return taken is not None and len(set(taken.positions[:number]).intersection(taken.required) - {*args}) == number
 
     def _import(self, name: str, prefix: str) -> Any:
         if is_object_text(name):
@@ -243,35 +239,14 @@ class Registry:
 
 
 def args_key(key: str) -> str | None:
-    """The key of the arguments of the component that ``key`` names.
+    """Return the key of the arguments of the component that ``key`` names; None if it does not name a component.
 
     Args:
-        key: the last part of a config key, such as ``"NAME"`` or ``"LR_SCHEDULER_NAME"``.
-
-    Returns:
-        The key, such as ``"ARGS"`` or ``"LR_SCHEDULER_ARGS"``; None if ``key`` does not name a component.
+        key: a key or its last part, such as ``"MODEL.NAME"`` or ``"LR_SCHEDULER_NAME"``.
     """
-    if key == "NAME" or key.endswith("_NAME"):
-        return key.removesuffix("NAME") + "ARGS"
-    return _IRREGULAR.get(key)
-
-
-def name_key(key: str) -> str:
-    """The inverse of :func:`args_key`, for a full key.
-
-    Args:
-        key: the full key of a component's arguments, such as ``"MODEL.ARGS"``.
-
-    Returns:
-        The full key of its name, such as ``"MODEL.NAME"``; ``key`` itself if it is not such a key.
-    """
-    section, dot, last = key.rpartition(".")
-    for name, args in _IRREGULAR.items():
-        if last == args:
-            return section + dot + name
-    if last == "ARGS" or last.endswith("_ARGS"):
-        return key.removesuffix("ARGS") + "NAME"
-    return key
+    if key.endswith("SAMPLER_TRAIN"):  # detectron2's name
+        return key.removesuffix("TRAIN") + "ARGS"
+    return key.removesuffix("NAME") + "ARGS" if re.search(r"(^|[._])NAME$", key) else None
 
 
 def is_again(known: Any, obj: Any) -> bool:

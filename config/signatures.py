@@ -72,19 +72,17 @@ def bind(
     prefix, offered = f"{key}." if key else "", offered or {}
     offers_cfg = "cfg" in offered and "cfg" not in args
     taken = parameters_of(target, with_cfg=offers_cfg)
-    keywords = {name: _copied(value) for name, value in args.items()}
+    keywords = _copied(args)
     if taken is None:
         return positional, keywords
     if offers_cfg and taken.positions[:1] == ["cfg"] and "cfg" in taken.required:
         positional = (offered["cfg"], *positional)
     given = taken.positions[: len(positional)]
     by_name = {name: parameter for name, parameter in taken.keywords.items() if name not in given}
-    for name in args:
-        if name in given:
-            raise ConfigError(f"{prefix}{name}: {label} already receives '{name}'")
+    for name, value in keywords.items():
         if name in by_name:
-            keywords[name] = _fitted(keywords[name], by_name[name].annotation, f"{prefix}{name}")
-        elif not taken.any_keyword:
+            keywords[name] = _fitted(value, by_name[name].annotation, f"{prefix}{name}")
+        elif name in given or not taken.any_keyword:
             hint = suggest(str(name), by_name) or "."
             choices = ", ".join(one for one in by_name if one not in offered)
             takes = f"It takes: {choices}." if choices else "It takes no arguments."
@@ -132,50 +130,45 @@ def parameters_of(target: Any, with_cfg: bool = False) -> Parameters | None:
     Returns:
         The parameters; None if they are unknown, as for some builtins.
     """
-    taken = _read(target)
-    source = source_of(target) if with_cfg else None
-    if taken is None or source is None:
-        return taken
-    # from_config fills the required arguments of __init__, and defines the positional parameters.
-    first = _read(source) or Parameters()
-    first.keywords = {**taken.keywords, **first.keywords}
-    first.any_keyword |= taken.any_keyword
-    first.required = list(dict.fromkeys(["cfg", *first.required]))
-    return first
-
-
-def _read(target: Any) -> Parameters | None:
-    """The parameters of a callable; for a class, of each ``__init__`` in its MRO, as far as there is ``**kwargs``."""
-    inits = []
+    functions = [target]
     if inspect.isclass(target) and "__signature__" not in vars(target):
-        inits = [vars(cls)["__init__"] for cls in target.__mro__[:-1] if "__init__" in vars(cls)]
+        functions = [vars(cls)["__init__"] for cls in target.__mro__[:-1] if "__init__" in vars(cls)] or functions
     taken: Parameters | None = None
-    for function in inits or [target]:
+    for function in functions:
         try:
             signature = inspect.signature(function)
             with suppress(Exception):  # such as a name that is only imported for type checkers
                 signature = inspect.signature(function, eval_str=True)
         except (ValueError, TypeError):
             break
-        parameters = list(signature.parameters.values())
-        kinds = [parameter.kind for parameter in parameters]
-        if inits and kinds and kinds[0] in _BY_POSITION:  # self
-            del parameters[0], kinds[0]
-        named = [p for p in parameters if p.kind not in (_Parameter.VAR_POSITIONAL, _Parameter.VAR_KEYWORD)]
-        keywords = {p.name: p for p in named if p.kind is not _Parameter.POSITIONAL_ONLY}
-        if taken is None:
-            taken = Parameters(
-                positions=[p.name for p in named if p.kind in _BY_POSITION],
-                keywords=keywords,
-                required=[p.name for p in named if p.default is _Parameter.empty],
-                any_position=_Parameter.VAR_POSITIONAL in kinds,
-            )
-        else:
-            taken.keywords = {**keywords, **taken.keywords}
-        taken.any_keyword = _Parameter.VAR_KEYWORD in kinds
+        is_first, taken = taken is None, taken or Parameters()
+        taken.any_keyword = False
+        for index, parameter in enumerate(signature.parameters.values()):
+            name, kind = parameter.name, parameter.kind
+            if index == 0 and function is not target and kind in _BY_POSITION:
+                continue  # self
+            if kind is _Parameter.VAR_KEYWORD:
+                taken.any_keyword = True
+            elif kind is _Parameter.VAR_POSITIONAL:
+                taken.any_position |= is_first
+            else:
+                if kind is not _Parameter.POSITIONAL_ONLY:
+                    taken.keywords.setdefault(name, parameter)
+                if is_first and kind in _BY_POSITION:
+                    taken.positions.append(name)
+                if is_first and parameter.default is _Parameter.empty:
+                    taken.required.append(name)
         if not taken.any_keyword:
             break
-    return taken
+    source = source_of(target) if with_cfg and taken else None
+    if taken is None or source is None:
+        return taken
+    # from_config fills the required arguments of __init__, and defines the positional parameters.
+    first = parameters_of(source) or Parameters()
+    first.keywords = {**taken.keywords, **first.keywords}
+    first.any_keyword |= taken.any_keyword
+    first.required = list(dict.fromkeys(["cfg", *first.required]))
+    return first
 
 
 # ---------------------------------------------------------------------- configurable

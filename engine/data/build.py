@@ -129,7 +129,7 @@ def _training_data(cfg: CfgNode) -> tuple[list[Any], Any]:
     parts: list[Any] = []
     ratios = _ratios(cfg)  # an error, if any, before data is read
     for i, entry in enumerate(cfg.DATASETS.TRAIN):
-        part = get_dataset(entry, f"DATASETS.TRAIN[{i}].ARGS")
+        part = get_dataset(entry, f"DATASETS.TRAIN[{i}]")
         if not isinstance(part, IterableDataset) and length_of(part) == 0:
             size = getattr(part, "drop_last", False) and getattr(part, "batch_size", 0)
             dropped = f": its drop_last drops a batch of fewer than batch_size={size}" if size else ""
@@ -204,8 +204,8 @@ def _test_data(cfg: CfgNode, name: str) -> Any:
         return _training_data(cfg)[1]
     for i, entry in enumerate(cfg.DATASETS.TEST):
         if name_of(entry) == name:
-            return get_dataset(entry, f"DATASETS.TEST[{i}].ARGS")
-    return get_dataset(name, "DATASETS.TEST.ARGS")
+            return get_dataset(entry, f"DATASETS.TEST[{i}]")
+    return get_dataset(name, "DATASETS.TEST")
 
 
 def check_same_length(loader: Any, key: str) -> Any:
@@ -330,7 +330,7 @@ def build_collate_fn(cfg: CfgNode, dataset: Any) -> Callable[[Any], Any] | None:
     The function gets a list of samples, also if the data set is an :class:`ArrayDataset`, which returns whole batches.
     """
     own = own_collate_fn(dataset)
-    if not COLLATE_KEY.is_named(cfg):
+    if not COLLATE_KEY.name(cfg):
         return own
     collate = COLLATE_KEY.build(cfg)
     return functools.partial(_collate_rows, collate) if own is ArrayDataset.collate_fn else collate

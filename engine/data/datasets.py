@@ -75,8 +75,8 @@ def get_dataset(entry: str | dict[str, Any], key: str) -> Dataset[Any]:
         key: its config key, for error messages.
     """
     name, args = component(entry)
-    with errors_at(f"{key.removesuffix('.ARGS')} ({name})"):
-        dataset = DATASET_REGISTRY.build(name, args, key=key)
+    with errors_at(f"{key} ({name})"):
+        dataset = DATASET_REGISTRY.build(name, args, key=f"{key}.NAME")
         if hasattr(dataset, "__getitem__") and not (hasattr(dataset, "__len__") or isinstance(dataset, Iterable)):
             raise ConfigError(f"{type(dataset).__name__} has __getitem__() but no __len__(); it needs both")
     return dataset

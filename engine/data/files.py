@@ -64,7 +64,7 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
         self._size = (size, size) if isinstance(size, int) else None if size is None else (size[0], size[1])
         self._mode = mode
         named = enumerate(map(component, transforms))
-        self._transforms = [TRANSFORM_REGISTRY.build(*entry, key=f"transforms[{i}].ARGS") for i, entry in named]
+        self._transforms = [TRANSFORM_REGISTRY.build(*entry, key=f"transforms[{i}].NAME") for i, entry in named]
         # A subclass that overrides reading, perhaps with augmentation, must declare it itself.
         still = all(getattr(transform, "deterministic", False) for transform in self._transforms)
         self.deterministic = still and type(self).__getitem__ is ImageFolder.__getitem__

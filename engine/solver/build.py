@@ -149,9 +149,11 @@ def _can_fuse(target: Any, model: nn.Module, groups: list[dict[str, Any]]) -> bo
 
 def _check_optimizer(cfg: CfgNode) -> Any:
     """Check the optimizer's settings and return its class."""
-    ((name, args, key),) = OPTIMIZER_KEY.entries(cfg)
+    ((name, args, _),) = OPTIMIZER_KEY.entries(cfg)
     if "lr" in args:
-        raise ConfigError(f"{key}.lr: set the learning rate with SOLVER.BASE_LR, so that the schedule knows it")
+        raise ConfigError(
+            "SOLVER.OPTIMIZER.ARGS.lr: set the learning rate with SOLVER.BASE_LR, so that the schedule knows it"
+        )
     target = OPTIMIZER_REGISTRY.get(name, "SOLVER.OPTIMIZER.NAME")
     refuse_closure(target, "SOLVER.OPTIMIZER.NAME")
     return target

@@ -53,8 +53,9 @@ class _ScheduleKey(ComponentKey):
     """The key of a schedule that takes the config, or of one that takes the optimizer."""
 
     def check(self, cfg: CfgNode) -> list[Any]:
-        named = self.is_named(cfg)
-        return SCHEDULER_KEY.check(cfg) if named and _takes_optimizer(_target(cfg.SOLVER)) else super().check(cfg)
+        return (
+            SCHEDULER_KEY.check(cfg) if self.name(cfg) and _takes_optimizer(_target(cfg.SOLVER)) else super().check(cfg)
+        )
 
     def build(self, cfg: CfgNode, *positional: Any, **offered: Any) -> Any:
         if _takes_optimizer(_target(cfg.SOLVER)):

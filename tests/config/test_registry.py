@@ -107,7 +107,7 @@ def of_a_kind(monkeypatch):
 def test_the_standard_library_has_no_components_and_is_not_imported(of_a_kind, name):
     before = set(sys.modules)
     with pytest.raises(ConfigError, match=rf"^MODEL\.NAME: '{name}'"):
-        of_a_kind.build(name, {"command": "true"}, key="MODEL.ARGS")
+        of_a_kind.build(name, {"command": "true"}, key="MODEL.NAME")
     assert set(sys.modules) == before
 
 
@@ -115,7 +115,7 @@ def test_classes_of_the_kind_and_factory_functions_are_accepted(of_a_kind):
     for name, args in (("OfTheKind", {}), ("make", {"kind": "right"})):
         assert isinstance(of_a_kind.build(f"this_module:{name}", args), OfTheKind)
     with pytest.raises(ConfigError, match=r"^MODEL\.NAME: 'this_module:make'"):
-        of_a_kind.build("this_module:make", {"kind": "wrong"}, key="MODEL.ARGS")
+        of_a_kind.build("this_module:make", {"kind": "wrong"}, key="MODEL.NAME")
 
 
 def test_the_working_directory_is_searched_last(in_folder):
@@ -156,7 +156,7 @@ def test_configurable_targets_take_config_and_arguments():
     assert registry.build("Net", {"depth": 3, "scale": 2}, offered=offered).args == (8, 3)
     assert registry.build("Net", {"width": 3}).args == (3, 1)
     with pytest.raises(ConfigError, match=r"M\.ARGS\.dept: "):
-        registry.check("Net", {"dept": 3}, offered=offered, key="M.ARGS")
+        registry.check("Net", {"dept": 3}, offered=offered, key="M.NAME")
     with pytest.raises(ConfigError, match="'width'"):
         registry.check("Net", {"depth": 3})
 
@@ -179,7 +179,7 @@ def test_a_value_that_is_none_of_a_literals_is_an_error(registry):
 
     assert [registry.build("chosen", {"mode": mode}) for mode in ("max", None)] == ["max", None]
     with pytest.raises(ConfigError, match=r"^MODEL\.ARGS\.mode: 'mx' is not one of 'max', 'min'"):
-        registry.check("chosen", {"mode": "mx"}, key="MODEL.ARGS")
+        registry.check("chosen", {"mode": "mx"}, key="MODEL.NAME")
 
 
 def test_nodes_are_passed_as_dicts(registry):

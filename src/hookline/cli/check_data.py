@@ -18,7 +18,7 @@ def check_all(cfg: CfgNode, most: int) -> int:
     failed = 0
     for key in ("TRAIN", "TEST"):
         for i, entry in enumerate(cfg.DATASETS[key]):
-            dataset: Any = get_dataset(entry, f"DATASETS.{key}[{i}].ARGS")
+            dataset: Any = get_dataset(entry, f"DATASETS.{key}[{i}]")
             if isinstance(dataset, IterableDataset):
                 samples: Iterable[object] = StreamLoader(dataset, 1, seed=0, collate_fn=identity)
             else:

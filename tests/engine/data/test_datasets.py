@@ -45,7 +45,7 @@ def test_digits_are_normalised_and_split_the_same_way_every_time():
 def test_synthetic_data_depends_on_its_seed_and_keeps_its_task(monkeypatch):
     def build(seed):
         args = {"size": 400, "shape": [3, 2], "num_classes": 3, "seed": seed}
-        return get_dataset({"NAME": "synthetic", "ARGS": args}, "DATASETS.TRAIN[0].ARGS").tensors
+        return get_dataset({"NAME": "synthetic", "ARGS": args}, "DATASETS.TRAIN[0]").tensors
 
     (x, y), (other_x, other_y) = build(1), build(2)
     assert x.shape == (400, 3, 2)

@@ -28,7 +28,7 @@ def test_each_profiled_step_has_a_file_named_after_its_iteration(tmp_path, when)
 @pytest.mark.parametrize("name", ["TorchProfiler", "AutogradProfiler"])
 def test_both_can_be_named_in_a_config(tmp_path, name):
     offered, args = {"output_dir": str(tmp_path)}, {"start": 1, "steps": 1}
-    train_net(2, HOOK_REGISTRY.build(name, args, offered=offered, key="HOOKS[0].ARGS"))
+    train_net(2, HOOK_REGISTRY.build(name, args, offered=offered, key="HOOKS[0].NAME"))
     [trace] = tmp_path.iterdir()
     if name == "TorchProfiler":  # for TensorBoard: a folder
         assert trace.name == "profiler-tensorboard-iter1"
