@@ -12,8 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..config import ConfigError
 from ..config.errors import as_config_error
-from ..hooks.common import capture_rng, optimizers_of, refuse_closure, restore_rng, set_optimizer_mode, sized
-from ..hooks.event_storage import EventStorage, get_event_storage
+from ..hooks.common import capture_rng, restore_rng, set_optimizer_mode, sized
 from . import comm
 from .checkpoint import unwrap_model
 from .checkpoint.resume_state import START_ANEW, check_complete, data_of_this_rank, rng_of_this_rank, states_of_ranks
@@ -32,7 +31,7 @@ from .solver.clipping import clipper_of
 from .solver.multi_optimizer import OptimizerList
 from .step.fast_path import FastStep
 from .step.loss_weights import LossWeights, forward_backward_weighted
-from .step.nonfinite import NonFinitePolicy, check_finite, detect_anomaly
+from .step.nonfinite import NonFinitePolicy, detect_anomaly, record_step, write_metrics
 from .step.step_outputs import KeptForHooks, StepOutputs
 from .train_loop import Request, TrainerBase
 
@@ -44,10 +43,10 @@ class SimpleTrainer(TrainerBase):
     subclass :class:`~hookline.engine.TrainerBase` and write ``run_step``.
 
     Args:
-        model: called with a batch, returns a dict of losses or one loss (but see ``adapter``). It is set to train mode.
+        model: called with a batch, returns a dict of losses or one loss (but see ``adapter``).
         data_loader: an iterable of batches. When it ends, an epoch ends, and it is started again.
-        optimizer: an optimizer, or a list or dict of optimizers. They are stepped together, or take turns if
-            ``forward`` has a parameter ``optimizer``; see :class:`~hookline.engine.step.alternating.AlternatingStep`.
+        optimizer: an optimizer, or a list or dict of them. They are stepped together, or take turns if ``forward``
+            has a parameter ``optimizer``; see :class:`~hookline.engine.step.alternating.AlternatingStep`.
         gather_metric_period: put the losses into the storage every so many iterations.
         zero_grad_before_forward: clear gradients before the forward pass, so that ``after_step`` can read them.
         async_write_metrics: ignored; metrics never wait for the device. detectron2 has this argument.
@@ -58,20 +57,16 @@ class SimpleTrainer(TrainerBase):
         precision: a dtype for torch.autocast, or None for full precision.
         grad_scaler: for float16, for which one is created by default.
         device: where batches are moved; None leaves them where they are.
-        iters_per_epoch: batches per epoch, for loaders without a length or an end; or a function of the loader that
-            returns them.
-        nonfinite: what to do if a loss or gradient is NaN or infinite: "raise" a FloatingPointError, "skip" the update,
-            or "stop" training without it; see :class:`~hookline.engine.step.nonfinite.NonFinitePolicy`.
-        nonfinite_limit: this many iterations in a row without an update are an error.
+        iters_per_epoch: batches per epoch, for loaders without a length or an end; or a function of the loader.
+        nonfinite, nonfinite_limit: what to do if a loss or gradient is NaN or infinite, and the iterations in a row
+            without an update that are an error; see :class:`~hookline.engine.step.nonfinite.NonFinitePolicy`.
         compile_step: run forward and backward pass as one graph made by ``torch.compile``; a dict has its arguments.
-        strategy: how several processes train the model, which it has wrapped. By default DDP for a model in
-            DistributedDataParallel.
+        strategy: how several processes train the model, which it has wrapped. Default: DDP for a model in DDP.
 
     Attributes:
         batch, outputs: the batch or micro-batch of the last forward pass and what the model returned, until the step
             ends. Only if a hook has ``uses_outputs = True``.
-        loss_module: the adapter's loss, if it is a module with parameters or buffers. They are saved and averaged over
-            ranks; the optimizer must have the parameters.
+        loss_module: the adapter's loss, if it is a module with parameters or buffers. The optimizer must have them.
         sample_indices: the indices of the samples in the step's batch, on this rank.
     """
 
@@ -80,10 +75,12 @@ class SimpleTrainer(TrainerBase):
     outputs = KeptForHooks()
     strategy: Strategy = None  # type: ignore[assignment]  # until __init__, or add_missing_parts()
     inner_trainer: Any = None  # that a subclass has set as _trainer; its step is run
-    async_write_metrics = False  # detectron2's; metrics never wait for the device
+    async_write_metrics = False
     _step_outputs: StepOutputs | None = None  # if a hook asks for them
     _whole_step: Any = None  # a compiled step, or optimizers that take turns
     _detect_anomaly = detect_anomaly
+    _write_metrics = record_step
+    write_metrics = staticmethod(write_metrics)
     gather = gather  # the values of all ranks
     predict = predictions  # the model's outputs for each batch of a loader
     data_loader = property(attrgetter("batches.given"), set_data_loader, lambda trainer: trainer.batches.drop_loader())
@@ -124,9 +121,6 @@ class SimpleTrainer(TrainerBase):
             raise ConfigError("the optimizer is None: pass one, or a list or dict of them")
         several: Any = optimizer  # one, or a list or dict of them
         self.optimizer: Any = OptimizerList(several) if isinstance(several, list | tuple | Mapping) else several
-        if type(self).run_step is SimpleTrainer.run_step and type(self).optimizer_step is SimpleTrainer.optimizer_step:
-            for one in optimizers_of(self.optimizer):
-                refuse_closure(type(one))
         self.gather_metric_period = gather_metric_period
         self.zero_grad_before_forward = zero_grad_before_forward
         self.adapter = adapter or ModelAdapter()
@@ -298,75 +292,14 @@ class SimpleTrainer(TrainerBase):
         else:  # one of a subclass may have no prefix
             self._write_metrics(loss_dict, data_time)
 
-    def _write_metrics(
-        self,
-        loss_dict: Mapping[str, torch.Tensor],
-        data_time: float | None = None,
-        prefix: str = "",
-        iter: int | None = None,
-    ) -> None:
-        """Put the metrics of a step every ``gather_metric_period``, and check its losses and gradients.
-
-        If ``data_time`` is not given, it is an entry of ``loss_dict``.
-        """
-        if data_time is None:
-            loss_dict = {name: torch.as_tensor(value) for name, value in loss_dict.items()}
-            data_time = float(loss_dict.pop("data_time", 0.0))
-        storage, error = self.storage, None
-        if not self.hooks.running:  # another trainer calls the steps
-            self.iter = storage.iter
-        iteration = self.iter if iter is None else iter
-        try:
-            if (iteration + 1) % self.gather_metric_period == 0:
-                if self.strategy.averages:
-                    storage.over_ranks |= {prefix + name: "loss" for name in (*loss_dict, "total_loss")}
-                # One of a subclass has detectron2's parameters.
-                known = (storage,) if self.write_metrics is SimpleTrainer.write_metrics else ()
-                self.write_metrics(loss_dict, data_time, iteration, prefix, *known)
-            else:
-                on_cpu = {name: loss.item() for name, loss in loss_dict.items() if loss.device.type == "cpu"}
-                check_finite(sum(on_cpu.values()), on_cpu, iteration)
-        except FloatingPointError as found:
-            error = found
-        self.nonfinite.check(self, loss_dict, error)
-
-    @staticmethod
-    def write_metrics(
-        loss_dict: Mapping[str, torch.Tensor],
-        data_time: float,
-        cur_iter: int | None = None,
-        prefix: str = "",
-        storage: EventStorage | None = None,
-    ) -> None:
-        """Put the losses, their sum as ``total_loss``, and ``data_time`` (seconds) into the storage.
-
-        Raises:
-            FloatingPointError: a loss on the CPU is NaN or infinite. Losses on a GPU are not waited for.
-        """
-        storage = storage or get_event_storage()
-        cur_iter = storage.iter if cur_iter is None else cur_iter
-        values: dict[str, Any] = {}
-        total: Any = 0.0
-        for name, loss in loss_dict.items():
-            values[name] = value = loss.item() if loss.device.type == "cpu" else loss.detach()
-            total += value
-        values.setdefault("total_loss", total)
-        if prefix:
-            values = {prefix + name: value for name, value in values.items()}
-        storage.put_scalars(cur_iter=cur_iter, data_time=data_time, **values)
-        if type(total) is float and total - total != 0.0:  # only if it is NaN or infinite
-            check_finite(total, values, cur_iter)
-
-    # ------------------------------------------------------------------ epochs and data
+    # ------------------------------------------------------------------ epochs, data and devices
 
     def reset_data_loader(self, data_loader_builder: Callable[[], Iterable[Any]]) -> None:
         """Replace the data loader, from the next step on.
 
         The count of epochs continues. If batches of the present epoch were read, the epoch ends with the present step.
         A position that a resume has loaded, and whose next batch was not read yet, is loaded into the new loader.
-
-        Args:
-            data_loader_builder: creates the loader. It is called after the old loader and its workers are deleted.
+        ``data_loader_builder`` is called after the old loader and its workers are deleted.
         """
         self.batches.drop_loader()
         self.data_loader = data_loader_builder()
@@ -384,14 +317,8 @@ class SimpleTrainer(TrainerBase):
             self.batches.begin_epoch()  # of another loader, if a hook has replaced it
         if self._pending_rng is not None:
             self.batches.prepare()  # in the middle of an epoch its iterator existed before the state was saved
-            self._restore_rng()
-
-    def _restore_rng(self) -> None:
-        state, self._pending_rng = self._pending_rng, None
-        if state is not None:
-            restore_rng(state)
-
-    # ------------------------------------------------------------------ devices and ranks
+            restore_rng(self._pending_rng)
+            self._pending_rng = None
 
     @property
     def averaging_ranks(self) -> int:
@@ -414,8 +341,6 @@ class SimpleTrainer(TrainerBase):
         """Call ``print`` on rank 0 only."""
         if comm.is_main_process():
             print(*values, **options)
-
-    # ------------------------------------------------------------------ evaluation and prediction
 
     @torch.no_grad()
     def eval_losses(self, batch: Any, outputs: Any) -> dict[str, Any]:
@@ -463,9 +388,10 @@ class SimpleTrainer(TrainerBase):
     def after_train(self) -> None:
         if self.hooks.running:
             set_optimizer_mode(self.optimizer, training=False)
-        # A resumed run without a step: an evaluation at its end must draw the numbers that the killed run's drew.
-        if self.hooks.running and self._error is None:
-            self._restore_rng()
+            if self._pending_rng is not None and not self.failed:
+                # A resumed run without a step: an evaluation at its end must draw the numbers of the killed run's.
+                restore_rng(self._pending_rng)
+                self._pending_rng = None
         super().after_train()
 
     def prepare_for(self, what: Request) -> None:
@@ -483,11 +409,7 @@ class SimpleTrainer(TrainerBase):
             self._loop.of_ranks = self.finished_iter, states_of_ranks(self.batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the trainer's part of a checkpoint; the model's weights are saved beside it.
-
-        Raises:
-            FloatingPointError: a weight, or a loss or gradient of an earlier step, is NaN or infinite.
-        """
+        """Return the trainer's part of a checkpoint. Raises a FloatingPointError if a weight is NaN or infinite."""
         # User code may save without request_save(), so the state is checked here as well.
         self.nonfinite.raise_pending(self)
         self.nonfinite.check_weights(self)

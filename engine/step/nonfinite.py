@@ -1,4 +1,4 @@
-"""Losses, gradients and weights that are NaN or infinite."""
+"""Losses and gradients of a step: they are recorded, and checked for NaN and infinite values; and so are weights."""
 
 import logging
 import math
@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from ...config import ConfigError
 from ...hooks.common import is_sharded, local_part, optimizers_of, start_momentum, unwrap_model
+from ...hooks.event_storage import EventStorage, get_event_storage
 from .. import comm
 
 logger = logging.getLogger(__name__)
@@ -237,6 +238,66 @@ class NonFinitePolicy:
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
         self.steps, self.in_a_row = state_dict.get("steps", 0), state_dict.get("in_a_row", 0)
+
+
+def record_step(
+    trainer: Any,
+    loss_dict: Mapping[str, torch.Tensor],
+    data_time: float | None = None,
+    prefix: str = "",
+    iter: int | None = None,
+) -> None:
+    """Put the metrics of a step every ``gather_metric_period``, and check its losses and gradients.
+
+    It is ``_write_metrics`` of a trainer. If ``data_time`` is not given, it is an entry of ``loss_dict``.
+    """
+    if data_time is None:
+        loss_dict = {name: torch.as_tensor(value) for name, value in loss_dict.items()}
+        data_time = float(loss_dict.pop("data_time", 0.0))
+    storage, error = trainer.storage, None
+    if not trainer.hooks.running:  # another trainer calls the steps
+        trainer.iter = storage.iter
+    iteration = trainer.iter if iter is None else iter
+    try:
+        if (iteration + 1) % trainer.gather_metric_period == 0:
+            if trainer.strategy.averages:
+                storage.over_ranks |= {prefix + name: "loss" for name in (*loss_dict, "total_loss")}
+            # One of a subclass has detectron2's parameters.
+            known = (storage,) if trainer.write_metrics is write_metrics else ()
+            trainer.write_metrics(loss_dict, data_time, iteration, prefix, *known)
+        else:
+            on_cpu = {name: loss.item() for name, loss in loss_dict.items() if loss.device.type == "cpu"}
+            check_finite(sum(on_cpu.values()), on_cpu, iteration)
+    except FloatingPointError as found:
+        error = found
+    trainer.nonfinite.check(trainer, loss_dict, error)
+
+
+def write_metrics(
+    loss_dict: Mapping[str, torch.Tensor],
+    data_time: float,
+    cur_iter: int | None = None,
+    prefix: str = "",
+    storage: EventStorage | None = None,
+) -> None:
+    """Put the losses, their sum as ``total_loss``, and ``data_time`` (seconds) into the storage.
+
+    Raises:
+        FloatingPointError: a loss on the CPU is NaN or infinite. Losses on a GPU are not waited for.
+    """
+    storage = storage or get_event_storage()
+    cur_iter = storage.iter if cur_iter is None else cur_iter
+    values: dict[str, Any] = {}
+    total: Any = 0.0
+    for name, loss in loss_dict.items():
+        values[name] = value = loss.item() if loss.device.type == "cpu" else loss.detach()
+        total += value
+    values.setdefault("total_loss", total)
+    if prefix:
+        values = {prefix + name: value for name, value in values.items()}
+    storage.put_scalars(cur_iter=cur_iter, data_time=data_time, **values)
+    if type(total) is float and total - total != 0.0:  # only if it is NaN or infinite
+        check_finite(total, values, cur_iter)
 
 
 def detect_anomaly(trainer: Any, losses: torch.Tensor, loss_dict: Mapping[str, torch.Tensor]) -> None:
