@@ -308,13 +308,11 @@ class SimpleTrainer(TrainerBase):
         """End the epoch with the present step; the next step starts from the beginning of the data."""
         self.batches.skip_epoch()
 
-    def _begin_step(self) -> None:
-        batches = self.batches
-        if batches.ended and not batches.is_loaded:
-            batches.next_epoch()
-        if batches.position == 0 or self.iter == self.start_iter:
-            self.before_epoch()
-            self.batches.begin_epoch()  # of another loader, if a hook has replaced it
+    def _begin_epoch(self) -> None:
+        if self.batches.ended and not self.batches.is_loaded:
+            self.batches.next_epoch()
+        self.before_epoch()
+        self.batches.begin_epoch()  # of another loader, if a hook has replaced it
         if self._pending_rng is not None:
             self.batches.prepare()  # in the middle of an epoch its iterator existed before the state was saved
             restore_rng(self._pending_rng)

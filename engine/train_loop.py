@@ -40,6 +40,7 @@ class LoopState:
     sync: RankSync | None = None  # exchanges requests with other ranks; None outside of training, and with one rank
     began: float = field(default_factory=time.monotonic)
     in_step: bool = False  # whether before_step was called, and after_step not yet
+    begins_epoch: bool = True  # whether the next step is the first one of its epoch, or of this train()
     prepared: dict[Request, int] = field(default_factory=dict)  # the iteration of the last prepare_for
     # Exceptions that may be on their way in after_train without being an error of the run.
     other_errors: list[BaseException | None] = field(default_factory=list)
@@ -147,7 +148,9 @@ class TrainerBase(WithHooks):
             raise end
         loop.in_step = True
         self.storage.iter = self.iter
-        self._begin_step()
+        if loop.begins_epoch:
+            loop.begins_epoch = False
+            self._begin_epoch()
         if self.hooks.listeners["before_step"]:
             self.hooks.call("before_step")
 
@@ -172,6 +175,7 @@ class TrainerBase(WithHooks):
             if self.iter != iteration:
                 self._notice_stop()
         if self.epoch_ended:
+            loop.begins_epoch = True
             self.after_epoch()
         if loop.sync is not None:
             loop.sync.end_step(self)
@@ -247,8 +251,8 @@ class TrainerBase(WithHooks):
                 "call after_train() at its end"
             )
 
-    def _begin_step(self) -> None:
-        """Begin an epoch, if the step is its first."""
+    def _begin_epoch(self) -> None:
+        """Begin an epoch, or continue it in another ``train()``. Called by the first step."""
 
     def _leave_step(self, stop: StopTraining) -> None:
         """Stop at once, without the step that is not finished: it, or a method of a subclass, has raised ``stop``."""
@@ -269,7 +273,7 @@ class TrainerBase(WithHooks):
         metrics = {name: value for name, (value, _) in self.storage.latest().items()}
         return TrainResult(end.reason, self.iter, metrics, end.exit_code)
 
-    def before_epoch(self) -> None:  # called by trainers that have epochs: SimpleTrainer._begin_step
+    def before_epoch(self) -> None:  # called by trainers that have epochs: SimpleTrainer
         self.emit("before_epoch")
 
     def after_backward(self) -> None:
