@@ -334,7 +334,6 @@ class LRScheduler(HookBase):
         Only an fvcore ParamScheduler and an ``LRMultiplier`` have a length that can change. Others continue unchanged.
         """
         before, self._max_iter = self._max_iter, max_iter
-        follow_rates(self.scheduler)
         if isinstance(self.scheduler, LRMultiplier) and self.scheduler._max_iter == before != max_iter:
             self.scheduler._max_iter = max_iter
             self.scheduler.step(self.scheduler.last_epoch)

@@ -107,16 +107,13 @@ class _LineWriter(RowWriter):
     def __init__(self, path: str | None, window_size: int = 20, output_dir: str | None = None) -> None:
         super().__init__(window_size)
         self._is_placed = path is not None or output_dir is not None
-        self._place(os.path.join(output_dir or ".", self._name) if path is None else path)
-
-    def _place(self, path: str) -> None:
-        check_regular(path)
-        self.path = path
-        self._file_handle = AppendFile(path)
+        self.path = os.path.join(output_dir or ".", self._name) if path is None else path
+        check_regular(self.path)
+        self._file_handle = AppendFile(self.path)
 
     def use_folder(self, folder: str) -> None:
         if not self._is_placed:
-            self._place(os.path.join(folder, self._name))
+            self.path = self._file_handle.path = os.path.join(folder, self._name)
 
     @abstractmethod
     def iteration_of(self, number: int, line: bytes) -> int:
