@@ -100,10 +100,10 @@ def nested(flat: Mapping[Keys, object]) -> dict[str, Any]:
     """Build nested dicts, which DCP flattens to places."""
     tree: dict[str, Any] = {}
     for (*parents, last), value in flat.items():
-        place = tree
+        branch = tree
         for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = value
+            branch = branch.setdefault(parent, {})
+        branch[last] = value
     return tree
 
 

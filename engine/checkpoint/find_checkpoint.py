@@ -185,8 +185,8 @@ def _iteration_in(content: Mapping[str, Any], path: str) -> int:
         ConfigError: one is not an iteration. -1 is allowed: the trainer has finished none.
     """
     largest = -1
-    for part in (content, content.get("trainer", {})):
-        iteration = part.get("iteration", -1) if isinstance(part, dict) else None
+    for holder in (content, content.get("trainer", {})):
+        iteration = holder.get("iteration", -1) if isinstance(holder, dict) else None
         if type(iteration) is not int or iteration < -1:
             raise ConfigError(f"{path}: its iteration is not a number of at least 0")
         largest = max(largest, iteration)

@@ -52,7 +52,7 @@ class LoadReport:
 
     def differences(self) -> list[str]:
         """Describe what does not fit: one text per kind of difference."""
-        shapes = [f"{name}: {there} in the file, {own} in the model" for name, there, own in self.incorrect_shapes]
+        shapes = [f"{name}: {there} in the file, {here} in the model" for name, there, here in self.incorrect_shapes]
         kinds = {
             "weights not in the file, left as the model was built": self.missing_keys,
             "weights of another shape, left as the model was built": shapes,
@@ -107,8 +107,8 @@ def load_weights(
     Raises:
         ConfigError: no weight was loaded, or the model refuses them.
     """
-    own = model.state_dict(keep_vars=True)  # so that tied weights are one object
-    full_names = {plain_name(name): name for name in own}
+    in_model = model.state_dict(keep_vars=True)  # so that tied weights are one object
+    full_names = {plain_name(name): name for name in in_model}
     names, prefix = {name: plain_name(name) for name in weights}, ""
     if by_suffix:
         names |= _match_suffixes(names, full_names)
@@ -119,22 +119,22 @@ def load_weights(
     mismatched: list[tuple[str, Any, Any]] = []
     for name, value in weights.items():
         target = full_names.get(names[name], names[name])
-        there = own.get(target)
+        here = in_model.get(target)
         if isinstance(value, np.ndarray):
             value = torch.from_numpy(value)
-        if isinstance(there, torch.Tensor) and not is_lazy(there):
+        if isinstance(here, torch.Tensor) and not is_lazy(here):
             found: Any = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-            if found != tuple(there.shape):
-                mismatched.append((names[name], found, tuple(there.shape)))
+            if found != tuple(here.shape):
+                mismatched.append((names[name], found, tuple(here.shape)))
                 continue
-            if value.is_complex() and not there.is_complex():
-                mismatched.append((names[name], value.dtype, there.dtype))
+            if value.is_complex() and not here.is_complex():
+                mismatched.append((names[name], value.dtype, here.dtype))
                 continue
-            if is_sharded(there) and not is_sharded(value):
-                value = shard_like(value, there)
+            if is_sharded(here) and not is_sharded(value):
+                value = shard_like(value, here)
         state[target] = value
     # The modules' versions, by which torch converts old weights. hookline's files and safetensors have none.
-    versions = dict(getattr(own, "_metadata", {}))
+    versions = dict(getattr(in_model, "_metadata", {}))
     modules = {plain_name(f"{name}."): name for name in versions}
     for name, version in getattr(weights, "_metadata", {}).items():
         short = plain_name(f"{name}.").removeprefix(prefix)
@@ -147,14 +147,14 @@ def load_weights(
 
     file_names = {full_names.get(names[name], names[name]): name for name in weights}
     unset = set(incompatible.missing_keys)
-    set_ones = {id(value) for name, value in own.items() if name not in unset}
+    set_ones = {id(value) for name, value in in_model.items() if name not in unset}
     wrong = {name for name, _, _ in mismatched}
     missing = [
         plain_name(name)
         for name in incompatible.missing_keys
-        if id(own.get(name)) not in set_ones and plain_name(name) not in wrong
+        if id(in_model.get(name)) not in set_ones and plain_name(name) not in wrong
     ]
-    tensors = [name for name, value in own.items() if isinstance(value, torch.Tensor)]
+    tensors = [name for name, value in in_model.items() if isinstance(value, torch.Tensor)]
     lost = wrong | set(missing)
     report = LoadReport(
         total=len(tensors),
@@ -175,7 +175,7 @@ def load_weights(
 # ---------------------------------------------------------------------------- names
 
 
-def _find_prefix(names: Collection[str], own: Mapping[str, object]) -> str:
+def _find_prefix(names: Collection[str], in_model: Mapping[str, object]) -> str:
     """Return the prefix of the file's names without which most of them are the model's; the shortest one."""
     prefixes = {""}
     for name in names:
@@ -183,11 +183,11 @@ def _find_prefix(names: Collection[str], own: Mapping[str, object]) -> str:
         while match := _PREFIX.match(name, len(prefix)):
             prefix += match[0]
             prefixes.add(prefix)
-    found = {prefix: {name.removeprefix(prefix) for name in names} & own.keys() for prefix in prefixes}
+    found = {prefix: {name.removeprefix(prefix) for name in names} & in_model.keys() for prefix in prefixes}
     return min(prefixes, key=lambda prefix: (-len(found[prefix]), len(prefix)))
 
 
-def _match_suffixes(names: Mapping[str, str], own: Iterable[str]) -> dict[str, str]:
+def _match_suffixes(names: Mapping[str, str], in_model: Iterable[str]) -> dict[str, str]:
     """Map names of the file to the names of the model that end with them, as detectron2 does.
 
     A name of the model takes the longest one. Names of the file that several names of the model end with are
@@ -195,9 +195,9 @@ def _match_suffixes(names: Mapping[str, str], own: Iterable[str]) -> dict[str, s
     """
     by_plain = {plain: name for name, plain in names.items()}
     takers = defaultdict(list)
-    for name in own:
-        parts = name.split(".")
-        suffixes = (".".join(parts[start:]) for start in range(len(parts)))
+    for name in in_model:
+        pieces = name.split(".")
+        suffixes = (".".join(pieces[start:]) for start in range(len(pieces)))
         if suffix := next((suffix for suffix in suffixes if suffix in by_plain), None):
             takers[by_plain[suffix]].append(name)
     return {name: taken[0] for name, taken in takers.items() if len(taken) == 1}

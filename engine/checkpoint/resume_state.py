@@ -42,8 +42,8 @@ def states_of_ranks(batches: EpochIterator) -> dict[str, Any]:
     Args:
         batches: this rank's.
     """
-    own = batches.differs_by_rank and comm.is_first_of_data_rank()
-    ranks = comm.all_gather((capture_rng(of_training=True), batches.state_dict() if own else None))
+    needed = batches.differs_by_rank and comm.is_first_of_data_rank()
+    ranks = comm.all_gather((capture_rng(of_training=True), batches.state_dict() if needed else None))
     states: dict[str, Any] = {"rng_of_ranks": [rng for rng, _ in ranks]}
     if data := [one for _, one in ranks if one is not None]:
         states["data_of_ranks"] = data
@@ -52,12 +52,11 @@ def states_of_ranks(batches: EpochIterator) -> dict[str, Any]:
 
 def rng_of_this_rank(state: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the states of this rank's random generators; None for a rank that the saved run did not have."""
-    of_ranks = state.get("rng_of_ranks", [])
+    of_ranks: list[dict[str, Any]] = state.get("rng_of_ranks", [])
     # On another number of ranks the data rank decides, since ranks that share a batch must draw the same numbers.
     rank = comm.get_rank() if len(of_ranks) == comm.get_world_size() else comm.get_data_rank()
     if rank < len(of_ranks):
-        own: dict[str, Any] = of_ranks[rank]
-        return own
+        return of_ranks[rank]
     return state.get("rng") if rank == 0 else None  # a rank that the saved run did not have keeps its seed
 
 
@@ -74,10 +73,10 @@ def data_of_this_rank(state: Mapping[str, Any], batches: EpochIterator) -> dict[
     data: dict[str, Any] = state["data"]
     if not batches.differs_by_rank or "loader" not in data:
         return data
-    of_ranks, size = state.get("data_of_ranks", [data]), comm.get_data_size()
+    of_ranks: list[dict[str, Any]] = state.get("data_of_ranks", [data])
+    size = comm.get_data_size()
     if len(of_ranks) == size:
-        own: dict[str, Any] = of_ranks[comm.get_data_rank()]
-        return own
+        return of_ranks[comm.get_data_rank()]
     if isinstance(batches.loader, SplitLoader):  # it starts the epoch again
         return data
     raise ConfigError(
@@ -104,10 +103,10 @@ def load_optimizer(optimizer: Any, model: Any, path: str) -> None:
     state = read_checkpoint(path).get("trainer", {}).get("optimizer")
     if state is None:
         raise ConfigError(f"{key}: {path} has weights only, and no state of an optimizer")
-    own, saved = optimizers_of(optimizer), state.get("optimizers", [state])
-    if len(own) != len(saved):
-        raise ConfigError(f"{key}: {path} has {len(saved)} optimizers, and this run {len(own)}")
-    for one, other in zip(own, saved, strict=True):
+    present, saved = optimizers_of(optimizer), state.get("optimizers", [state])
+    if len(present) != len(saved):
+        raise ConfigError(f"{key}: {path} has {len(saved)} optimizers, and this run {len(present)}")
+    for one, other in zip(present, saved, strict=True):
         settings = [{key: value for key, value in group.items() if key != "params"} for group in one.param_groups]
         try:
             one.load_state_dict(other)

@@ -72,7 +72,7 @@ def walk(state: object, visit: Callable[[Keys, Any], object]) -> Any:
     """Copy nested dicts, lists and tuples, with ``visit(place, value)`` in place of each value."""
 
     def visit_path(path: tuple[Any, ...], value: object) -> object:
-        return visit(tuple(str(part.key if isinstance(part, MappingKey) else part.idx) for part in path), value)
+        return visit(tuple(str(key.key if isinstance(key, MappingKey) else key.idx) for key in path), value)
 
     def is_leaf(value: object) -> bool:
         return _is_mark(value) or (isinstance(value, tuple) and type(value) is not tuple)  # a namedtuple stays one

@@ -82,16 +82,16 @@ def like_model(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = (
         model: the model.
         optimizers: its optimizers, in the order in which their states are saved.
     """
-    own = {name: value for name, value in model.state_dict().items() if isinstance(value, DTensor)}
-    parts = [part for one in optimizers for part in optimizers_of(one) if hasattr(part, "param_groups")]
-    numbered = [[parameter for group in part.param_groups for parameter in group["params"]] for part in parts]
+    weights = {name: value for name, value in model.state_dict().items() if isinstance(value, DTensor)}
+    each = [one for several in optimizers for one in optimizers_of(several) if hasattr(one, "param_groups")]
+    numbered = [[parameter for group in one.param_groups for parameter in group["params"]] for one in each]
 
     def like(keys: Keys, shape: torch.Size) -> "DTensor | None":
         # {"state": {0: {"exp_avg": ...}}}, several as {"optimizers": [{"state": ...}]}; or a weight by its name.
-        found: Any = own.get(keys[-1])
+        found: Any = weights.get(keys[-1])
         if len(keys) >= 3 and keys[-3] == "state" and keys[-2].isdecimal():
             several = len(keys) >= 5 and keys[-5] == "optimizers" and keys[-4].isdecimal()
-            parameters = numbered[int(keys[-4])] if several else [one for part in numbered for one in part]
+            parameters = numbered[int(keys[-4])] if several else [one for some in numbered for one in some]
             found = parameters[int(keys[-2])] if int(keys[-2]) < len(parameters) else None
         return found if isinstance(found, DTensor) and found.shape == shape else None
 

@@ -18,9 +18,9 @@ def bit_sums(weights: Iterable[torch.Tensor]) -> list[int]:
     sums = []
     for one in weights:
         total = 0
-        for number, part in enumerate(one.detach().contiguous().reshape(-1).split(_AT_ONCE)):
-            bits = part.view(_INTEGERS[part.element_size()]).to(torch.int64)
-            positions = torch.arange(1, len(part) + 1, device=part.device)
+        for number, block in enumerate(one.detach().contiguous().reshape(-1).split(_AT_ONCE)):
+            bits = block.view(_INTEGERS[block.element_size()]).to(torch.int64)
+            positions = torch.arange(1, len(block) + 1, device=block.device)
             total += int((bits * (number * _AT_ONCE + positions)).sum())
         sums.append(total % 2**63)
     return sums

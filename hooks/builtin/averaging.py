@@ -51,7 +51,7 @@ class WeightAverage:
         if self._sharded and device is not None:
             raise ConfigError(f"the average of sharded weights is on their device; remove device={str(device)!r}")
         # Weights are looked up in their modules at each use, since some code replaces buffers.
-        self._places: list[tuple[dict[str, Any], str]] = []
+        self._holders: list[tuple[dict[str, Any], str]] = []
         self._averages: list[torch.Tensor] = []
         self._names: dict[str, torch.Tensor] = {}  # averages by plain name; tied weights have several names
         self._backup: list[torch.Tensor] | None = None
@@ -60,22 +60,22 @@ class WeightAverage:
         for prefix, module in self.model.named_modules(remove_duplicate=False):
             hidden = module._non_persistent_buffers_set
             buffers = [key for key in module._buffers if key not in hidden and averages_buffer(module, key)]
-            places = [(module._parameters, key) for key in module._parameters]
-            for owner, key in places + [(module._buffers, key) for key in buffers]:
+            holders = [(module._parameters, key) for key in module._parameters]
+            for owner, key in holders + [(module._buffers, key) for key in buffers]:
                 weight: Any = owner[key]
                 if weight is None or not (weight.is_floating_point() or weight.is_complex()):
                     continue
                 name = plain_name(f"{prefix}.{key}" if prefix else key)
                 if id(weight) not in seen:
                     seen[id(weight)] = _average_of(name, weight, device, begin_with)
-                    self._places.append((owner, key))
+                    self._holders.append((owner, key))
                     self._averages.append(seen[id(weight)])
                 self._names[name] = seen[id(weight)]
         pairs = zip(self._averages, self._weights(), strict=True)
         self._converted = any((a.dtype, a.device) != (weight.dtype, weight.device) for a, weight in pairs)
 
     def _weights(self) -> list[torch.Tensor]:
-        return [owner[key] for owner, key in self._places]
+        return [owner[key] for owner, key in self._holders]
 
     def _reshard(self) -> None:
         """Reshard FSDP2 modules: after a forward pass they may hold gathered weights."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
@@ -12,14 +12,6 @@ from ..base import HOOK_REGISTRY, HookBase
 from ..common import describe_no_match, matches, plain_name, unwrap_model
 
 logger = logging.getLogger(__name__)
-
-
-class _Part(NamedTuple):
-    """Parameters and norms, and the first iteration in which they are trained again; None: never."""
-
-    parameters: list[nn.Parameter]
-    norms: list[nn.Module]
-    until: int | None
 
 
 @HOOK_REGISTRY.register()
@@ -55,7 +47,7 @@ class ModelFreezer(HookBase):
         if not self.layers or not all(isinstance(name, str) and name for name in self.layers):
             raise ConfigError(f"ModelFreezer: layers must be names of submodules or parameters, not {layers!r}")
         self._until = self._parse(until)
-        self._parts: list[_Part] | None = None
+        self._ends: dict[nn.Parameter | nn.Module, int | None] = {}  # see _find()
         self._frozen_norms: list[nn.Module] = []
 
     def _parse(self, given: Any) -> list[Duration]:
@@ -66,9 +58,8 @@ class ModelFreezer(HookBase):
         return [Duration.parse_length(length) for length in lengths]
 
     def before_train(self) -> None:
-        if self._parts is None:
-            self._parts = self._find()
-        self._changes = {part.until for part in self._parts}
+        self._ends = self._ends or self._find()
+        self._changes = set(self._ends.values())
         self._apply(self.trainer.start_iter)
 
     def before_step(self) -> None:
@@ -79,14 +70,15 @@ class ModelFreezer(HookBase):
 
     def after_train(self) -> None:
         """Unfreeze everything that this hook froze."""
-        for part in self._parts or ():
-            for parameter in part.parameters:
-                parameter.requires_grad_(True)
+        for one in self._ends:
+            if isinstance(one, nn.Parameter):
+                one.requires_grad_(True)
         for norm in self._frozen_norms:
             norm.train()
-        self._parts, self._frozen_norms = None, []
+        self._ends, self._frozen_norms = {}, []
 
-    def _find(self) -> list[_Part]:
+    def _find(self) -> dict[nn.Parameter | nn.Module, int | None]:
+        """Return what is frozen, parameters and norms, with the first iteration that trains it again; None: never."""
         trainer = self.trainer
         if isinstance(trainer.model, nn.parallel.DistributedDataParallel) and not trainer.model.find_unused_parameters:
             raise ConfigError(
@@ -96,28 +88,22 @@ class ModelFreezer(HookBase):
         model = unwrap_model(trainer.model)
         modules = {plain_name(name): module for name, module in model.named_modules() if name}
         parameters = {plain_name(name): parameter for name, parameter in model.named_parameters()}
-        parts: list[_Part] = []
-        found: set[nn.Parameter | nn.Module] = (
-            set()
-        )  # for a part that matches several names, the first of them in the list counts
+        ends: dict[nn.Parameter | nn.Module, int | None] = {}
         for pattern, until in zip(self.layers, self._until, strict=True):
             chosen = [module for name, module in modules.items() if matches(pattern, name, module)]
-            single = [parameter for name, parameter in parameters.items() if matches(pattern, name)]
-            if not chosen and not single:
+            found = [parameter for name, parameter in parameters.items() if matches(pattern, name)]
+            if not chosen and not found:
                 raise ConfigError(f"ModelFreezer: {describe_no_match(model, pattern, list(parameters))}")
-            own = [*single, *(parameter for module in chosen for parameter in module.parameters())]
-            own = [parameter for parameter in dict.fromkeys(own) if parameter.requires_grad and parameter not in found]
-            norms = dict.fromkeys(
-                one
-                for module in chosen
-                for one in module.modules()
-                if isinstance(one, nn.modules.batchnorm._NormBase) and one.training and one not in found
-            )
-            found |= {*own, *norms}
             with errors_at("ModelFreezer: until"):
                 end = until.iterations(trainer.iters_per_epoch) if until else None
-            parts.append(_Part(own, list(norms), end))
-        return parts
+            # For what several names match, the first of them in the list counts.
+            for parameter in [*found, *(parameter for module in chosen for parameter in module.parameters())]:
+                if parameter.requires_grad:
+                    ends.setdefault(parameter, end)
+            for norm in (norm for module in chosen for norm in module.modules()):
+                if isinstance(norm, nn.modules.batchnorm._NormBase) and norm.training:
+                    ends.setdefault(norm, end)
+        return ends
 
     def _apply(self, iteration: int) -> None:
         """Freeze and unfreeze for an iteration."""
@@ -125,14 +111,15 @@ class ModelFreezer(HookBase):
         for norm in self._frozen_norms:
             norm.train()
         self._frozen_norms = []
-        for part in self._parts or ():
-            frozen = part.until is None or iteration < part.until
-            for parameter in part.parameters:
-                if parameter.requires_grad == frozen:
-                    parameter.requires_grad_(not frozen)
-                    parameter.grad = None
-                number += parameter.numel() if frozen else 0
-            self._frozen_norms += part.norms if frozen else []
+        for one, end in self._ends.items():
+            frozen = end is None or iteration < end
+            if not isinstance(one, nn.Parameter):
+                self._frozen_norms += [one] if frozen else []
+                continue
+            if one.requires_grad == frozen:
+                one.requires_grad_(not frozen)
+                one.grad = None
+            number += one.numel() if frozen else 0
         self._keep_norms()
         logger.info("ModelFreezer: from iteration %d on, %d parameters are frozen", iteration, number)
 
