@@ -5,7 +5,7 @@ from dataclasses import is_dataclass
 from functools import partial
 from itertools import chain, repeat
 from operator import is_not
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,6 +16,10 @@ from ...config import Registry
 from ...config.errors import MismatchError
 from ...hooks.common import convert, fields_of, may_be_samples, samples_in
 from ..modeling.clear_errors import describe
+
+CollateFn: TypeAlias = Callable[[Any], Any]
+SizedBatch: TypeAlias = tuple[Any, int | None]
+"""A batch or micro-batch, and its number of samples; None if that is not known."""
 
 COLLATE_REGISTRY = Registry("COLLATE", Callable, function_of=1)
 """Functions from a list of samples to a batch, or classes of callable objects, for ``DATALOADER.COLLATE_FN.NAME``."""

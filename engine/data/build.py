@@ -3,7 +3,7 @@
 import functools
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any, NoReturn
 
@@ -17,7 +17,7 @@ from ...hooks.common import length_of
 from .. import comm
 from ..modeling.build import resolve_device
 from .batch_sampler import GlobalBatchSampler
-from .batches import COLLATE_REGISTRY, trivial_batch_collator
+from .batches import COLLATE_REGISTRY, CollateFn, trivial_batch_collator
 from .datasets import ArrayDataset, AspectRatioGroupedDataset, MapDataset, get_dataset
 from .loader import LimitedLoader, SeededLoader
 from .mixing import MixedSampler, TokenBatchSampler
@@ -246,7 +246,7 @@ def build_batch_data_loader(
     *,
     aspect_ratio_grouping: bool = False,
     num_workers: int = 0,
-    collate_fn: Callable[[Any], Any] | None = None,
+    collate_fn: CollateFn | None = None,
     drop_last: bool = True,
     seed: int | None = None,
     **options: Any,
@@ -324,7 +324,7 @@ def _options(cfg: CfgNode, dataset: Any) -> dict[str, Any]:
     }
 
 
-def build_collate_fn(cfg: CfgNode, dataset: Any) -> Callable[[Any], Any] | None:
+def build_collate_fn(cfg: CfgNode, dataset: Any) -> CollateFn | None:
     """Return the collate function of ``cfg.DATALOADER.COLLATE_FN`` for a data set; its own one if that is not set.
 
     The function gets a list of samples, also if the data set is an :class:`ArrayDataset`, which returns whole batches.
@@ -336,7 +336,7 @@ def build_collate_fn(cfg: CfgNode, dataset: Any) -> Callable[[Any], Any] | None:
     return functools.partial(_collate_rows, collate) if own is ArrayDataset.collate_fn else collate
 
 
-def _collate_rows(collate: Callable[[list[Any]], Any], batch: tuple[torch.Tensor, ...]) -> Any:
+def _collate_rows(collate: CollateFn, batch: tuple[torch.Tensor, ...]) -> Any:
     return collate(list(zip(*batch, strict=True)))
 
 
@@ -367,7 +367,7 @@ class NoTrainData:
         raise ConfigError("train_data: this trainer has none, so it can only evaluate and predict")
 
 
-def is_loader(data: Any) -> bool:
+def is_loader(data: object) -> bool:
     """Return whether an object is a loader of batches: a ``DataLoader``, or an iterable without indices that is no
     data set."""
     if isinstance(data, DataLoader | NoTrainData):

@@ -5,13 +5,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...config import ConfigError
-from ...hooks.common import length_of
+from ...hooks.common import length_of, preserve_rng
 from .. import comm
 from .batch_sampler import GlobalBatchSampler, PlacedBatch, has_state, takes_start
-from .batches import split_batch
+from .batches import SizedBatch, split_batch
 from .loader import (
     Collated,
     LimitedLoader,
@@ -26,6 +26,7 @@ from .stream import SplitLoader, StreamLoader
 logger = logging.getLogger(__name__)
 
 _END: Any = object()
+Length: TypeAlias = int | Callable[[Any], int | None] | None
 
 
 class EpochIterator:
@@ -52,21 +53,19 @@ class EpochIterator:
         num_samples: number of samples in the last batch or micro-batch; None if the loader does not know it.
     """
 
-    def __init__(
-        self, loader: Any, length: "int | Callable[[Any], int | None] | None" = None, listener: Any = None
-    ) -> None:
+    def __init__(self, loader: Any, length: Length = None, listener: Any = None) -> None:
         self.listener = listener
         self.epoch = 0
         # Micro-batches per batch that are asked for, and those left to yield.
         self._parts = 1
-        self._left = deque[tuple[Any, int | None]]()
+        self._left = deque[SizedBatch]()
         self._read_from(loader, length)
 
-    def _read_from(self, loader: Any, length: "int | Callable[[Any], int | None] | None") -> None:
+    def _read_from(self, loader: Any, length: Length) -> None:
         """Set what belongs to a loader of which nothing was read."""
-        self.given: Any = loader
+        self.given = loader
         self._length = length
-        self.loader: Any = loader.loader if isinstance(loader, LimitedLoader) else loader
+        self.loader = loader.loader if isinstance(loader, LimitedLoader) else loader
         self.position = 0
         self.num_samples: int | None = None
         self._stateful = has_state(self.loader)
@@ -92,12 +91,13 @@ class EpochIterator:
             return batch
         if self.ended:
             self._roll()
-        if self._made_parts != self._parts and (self._stateful or self._can_seek):  # from this batch on
-            if self._stateful and self._iterator is not None:
-                self.loader.load_state_dict(self.loader.state_dict())
-            self._iterator = None
         if self._iterator is None:
             self._iterator = self._start()
+        elif self._made_parts != self._parts and (self._stateful or self._can_seek):
+            with preserve_rng():  # a resume starts the iterator once more, see prepare()
+                if self._stateful:
+                    self.loader.load_state_dict(self.loader.state_dict())
+                self._iterator = self._start()
         self._placed = None
         # No "except StopIteration": objects made in an except block keep the exception, and so this frame and the
         # loader's workers, alive until the garbage collector runs.
@@ -109,7 +109,7 @@ class EpochIterator:
         self._state = None
         if self._noted:
             self._placed = self._noted.popleft()
-        found: list[tuple[Any, int | None]] = read if type(read) is Collated else [(read, None)]
+        found: list[SizedBatch] = read if type(read) is Collated else [(read, None)]
         if self._parts == 1 < len(found):
             raise RuntimeError(
                 f"the data loader makes {self._made_parts} micro-batches of each batch until its pass ends: read them "
@@ -122,7 +122,7 @@ class EpochIterator:
         batch, self.num_samples = self._left.popleft()
         return batch
 
-    def micro_batches(self, parts: int, fetch: Callable[[], Any]) -> list[tuple[Any, int | None]]:
+    def micro_batches(self, parts: int, fetch: Callable[[], Any]) -> list[SizedBatch]:
         """Read a batch in micro-batches, and return each with its number of samples.
 
         Their samples are collated apart if the loader is a DataLoader; otherwise the batch is cut.
@@ -136,7 +136,7 @@ class EpochIterator:
         """
         self._parts, self.num_samples = parts, None
         try:
-            found: list[tuple[Any, int | None]] = [(fetch(), self.num_samples)]
+            found: list[SizedBatch] = [(fetch(), self.num_samples)]
             while self._left:
                 found.append((fetch(), self.num_samples))
         finally:

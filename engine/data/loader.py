@@ -13,7 +13,7 @@ from ...config import ConfigError
 from ...config.errors import MismatchError
 from ...hooks.common import convert, length_of
 from .batch_sampler import PlacedBatch
-from .batches import cut, present
+from .batches import CollateFn, SizedBatch, cut, present
 from .datasets import MapDataset
 from .seeding import COLLATE, SAMPLE, generators_for_reading, is_deterministic, seed_generators, stream_key
 from .workers import WorkerLoader, swapped
@@ -26,10 +26,10 @@ _MAX_LISTED = 8
 class SeededLoader(WorkerLoader):
     """A DataLoader of a map-style data set whose samples draw the same random numbers in any process.
 
-    The generators are seeded before each sample, by its position in a :class:`~hookline.engine.data.batch_sampler.PlacedBatch` (in
-    other batches by its index), and before the batch is collated, by the position of its first sample. A data set with
-    ``__getitems__`` is seeded once per batch, by the first position. Nothing is seeded for a data set that is known to
-    be deterministic. An error names the sample.
+    The generators are seeded before each sample, by its position in a batch of a
+    :class:`~hookline.engine.data.GlobalBatchSampler` (in other batches by its index), and before the batch is collated,
+    by the position of its first sample. A data set with ``__getitems__`` is seeded once per batch, by the first
+    position. Nothing is seeded for a data set that is known to be deterministic. An error names the sample.
 
     Args:
         dataset: map-style.
@@ -42,7 +42,12 @@ class SeededLoader(WorkerLoader):
     """
 
     def __init__(
-        self, dataset: Dataset[Any], *, seed: int, make_batches: Callable[[], Any] | None = None, **options: Any
+        self,
+        dataset: Dataset[Any],
+        *,
+        seed: int,
+        make_batches: Callable[[], object] | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(dataset, seed=seed, **options)
         self.sample_seed = None if is_deterministic(dataset, self.collate_fn) else seed
@@ -72,7 +77,7 @@ class SeededLoader(WorkerLoader):
             return super()._get_iterator()
 
 
-class Collated(list[tuple[Any, int | None]]):
+class Collated(list[SizedBatch]):
     """What is read at once: a batch or its micro-batches, each with its number of samples, None if it is not known."""
 
 
@@ -84,7 +89,7 @@ class Collate:
         parts: number of micro-batches, at most.
     """
 
-    def __init__(self, collate: Callable[[Any], Any], parts: int) -> None:
+    def __init__(self, collate: CollateFn, parts: int) -> None:
         self.collate = collate
         self.parts = parts
 
@@ -115,7 +120,7 @@ class _BatchReader(Dataset[Any]):
         seed: seed of the run; None: nothing is seeded.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[Any], Any], seed: int | None) -> None:
+    def __init__(self, dataset: Any, collate: CollateFn, seed: int | None) -> None:
         self._dataset = dataset
         self._collate = collate
         self._seed = seed
@@ -237,7 +242,7 @@ def _reader_of(loader: Any, collate: Collate) -> Any:
     return reader
 
 
-def collates(loader: Any) -> bool:
+def collates(loader: object) -> bool:
     """Return whether a loader passes lists of samples to its ``collate_fn``, and returns what that makes of them."""
     if not isinstance(loader, DataLoader) or (loader.batch_sampler is None and not isinstance(loader, WorkerLoader)):
         return False
@@ -270,21 +275,22 @@ class LimitedLoader:
         return getattr(self.loader, name)
 
 
-def whole_pass(loader: Iterable[Any]) -> Iterator[tuple[Any, int | None]]:
+def whole_pass(loader: Iterable[Any]) -> Iterator[SizedBatch]:
     """Yield each batch of a loader once, and its number of samples; None if the loader does not know it.
 
     Raises:
         RuntimeError: the loader ended before its length.
     """
     length, read = exact_length(loader), 0
-    for read, found in enumerate(iterate(loader), 1):
+    for found in iterate(loader):
+        read += 1
         [(batch, number)] = found if type(found) is Collated else [(found, None)]
         yield batch, number
     if length is not None and read < length:
         raise ended_early(read, length)
 
 
-def begin_dataset_epoch(dataset: Any, epoch: int) -> None:
+def begin_dataset_epoch(dataset: object, epoch: int) -> None:
     """Call ``set_epoch(epoch)`` of a data set, or of those that a Subset, MapDataset or ConcatDataset is made of."""
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(epoch)
@@ -296,7 +302,7 @@ def begin_dataset_epoch(dataset: Any, epoch: int) -> None:
         dataset.cumulative_sizes = dataset.cumsum(dataset.datasets)  # hooks may have changed their lengths
 
 
-def exact_length(loader: Any) -> int | None:
+def exact_length(loader: object) -> int | None:
     """Number of batches of a pass, or None if unknown.
 
     The length of a loader over an IterableDataset is only an estimate: workers may split the data unevenly.

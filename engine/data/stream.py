@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from ...config import ConfigError
 from .. import comm
 from .batch_sampler import has_state
+from .batches import CollateFn
 from .loader import Collate, identity, note_sample
 from .seeding import (
     COLLATE,
@@ -31,6 +32,8 @@ from .seeding import (
 from .workers import WorkerLoader, swapped
 
 logger = logging.getLogger(__name__)
+
+Position: TypeAlias = dict[str, Any]
 
 
 class ShardedIterable(IterableDataset[Any]):
@@ -71,23 +74,23 @@ class PositionedLoader(WorkerLoader):
     """
 
     epoch = 0
-    beginning: dict[str, Any]
-    _position: dict[str, Any] | None = None  # after the last batch
-    _start: dict[str, Any] | None = None  # of the next pass, if it was loaded
+    beginning: Position
+    _position: Position | None = None  # after the last batch
+    _start: Position | None = None  # of the next pass, if it was loaded
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter()``; it is passed to the data set if that has ``set_epoch``."""
         self.epoch = epoch
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Position:
         """The position after the last batch returned."""
         return self._start or self._position or {"epoch": self.epoch, **self.beginning}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Position) -> None:
         """Start the next ``iter()`` at a saved position, if it is of the same epoch and read in the same way."""
         self._start = state
 
-    def _begin(self, name: str) -> dict[str, Any]:
+    def _begin(self, name: str) -> Position:
         """Return the position to start at."""
         start, self._start = self._start, None
         self._position = {"epoch": self.epoch, **self.beginning}
@@ -184,7 +187,7 @@ class StreamLoader(PositionedLoader):
         *,
         seed: int,
         drop_last: bool = False,
-        collate_fn: Callable[[Any], Any] | None = None,
+        collate_fn: CollateFn | None = None,
         keep_rest: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
@@ -235,13 +238,13 @@ class _BatchStream(IterableDataset[Any]):
     """
 
     dataset: ShardedIterable
-    collate: Callable[[Any], Any]
+    collate: CollateFn
     seed: int
     size: int
     min_size: int
     rank: int
     world_size: int
-    start: dict[str, Any] = field(default_factory=dict)
+    start: Position = field(default_factory=dict)
 
     @property
     def source(self) -> Any:
