@@ -232,7 +232,7 @@ class SimpleTrainer(TrainerBase):
             with torch.autocast(self.device_type, dtype=self.precision):
                 return self.adapter.losses(self.model, batch)
         except Exception as error:
-            raise_clearer(error, batch, self.strategy.explain(error, self.model))
+            raise_clearer(error, batch)
             raise
 
     def backward(self, losses: torch.Tensor) -> None:

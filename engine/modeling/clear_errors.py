@@ -36,20 +36,27 @@ _CLEARER: tuple[tuple[str, type[Exception], str], ...] = (
         "not whole, as in a penalty on weights. Use SOLVER.WEIGHT_DECAY; or raise PARALLEL.ARGS.min_params, so that "
         "the module that uses it and its submodules are one unit; or set PARALLEL.NAME to ddp",
     ),
+    (
+        "(Expected to have finished reduction.*)",
+        RuntimeError,
+        "the losses of the previous step did not depend on all parameters: freeze the others (requires_grad_(False)), "
+        "or set PARALLEL.ARGS.static_graph to True if they are always the same, otherwise "
+        "PARALLEL.ARGS.find_unused_parameters. DDP says: {0}",
+    ),
     ('(.*missing the required "forward".*)', MismatchError, "{0}"),
 )
 
 
-def raise_clearer(error: Exception, batch: Any = None, clear: Exception | None = None) -> None:
+def raise_clearer(error: Exception, batch: Any = None) -> None:
     """Raise a clearer error for one of a model, its loss or its backward pass. Without one, add a note and return.
 
     Args:
         error: the error.
         batch: what the model was called with, for the note; None: there is no note.
-        clear: the clearer error, if it is known already.
     """
+    clear: Exception | None = None
     for pattern, kind, text in _CLEARER:
-        if clear is None and (found := re.search(pattern, str(error), re.DOTALL)):
+        if found := re.search(pattern, str(error), re.DOTALL):
             clear = kind(text.format(*found.groups()))
     if "must be Tensor, not" in str(error) and isinstance(batch, list | tuple) and any(map(_is_text, batch)):
         clear = MismatchError("the labels are strings: number them, such as by label = class_names.index(label)")

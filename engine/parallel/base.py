@@ -116,10 +116,6 @@ class Strategy:
     def before_save(self, model: nn.Module, optimizer: Any) -> None:
         """Make values that differ between ranks equal before a periodic or final checkpoint. Called on all ranks."""
 
-    def explain(self, error: Exception, model: nn.Module) -> Exception | None:
-        """Return a clearer error for one that ``model`` raised in training, or None."""
-        return None
-
     def overridden(self, name: str) -> Callable[..., Any] | None:
         """Return a method that a subclass overrides, otherwise None: a step calls torch directly, which is faster."""
         method: Callable[..., Any] = getattr(self, name)

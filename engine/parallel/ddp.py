@@ -1,7 +1,6 @@
 """The strategy that copies a model to each rank: torch's DistributedDataParallel."""
 
 import inspect
-import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -80,18 +79,3 @@ class DDP(Strategy):
     def before_evaluation(self, model: nn.Module) -> None:
         if isinstance(model, DistributedDataParallel):
             share_tensors(model.module.buffers())  # a checkpoint has rank 0's buffers
-
-    def explain(self, error: Exception, model: nn.Module) -> Exception | None:
-        if "Expected to have finished reduction" not in str(error):
-            return None
-        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        found = re.search(r"did not receive grad for rank \d+: ?([\d ]+)", str(error))
-        indices = [int(index) for index in found[1].split()] if found else []
-        unused = [names[index].removeprefix("module.") for index in indices if index < len(names)]
-        which = f"these parameters: {', '.join(unused)}" if unused else "all parameters"
-        return RuntimeError(
-            f"on rank {comm.get_rank()} the losses of the previous step did not depend on {which}. DDP exchanges the "
-            "gradients of every parameter. If the parameters are always the same, freeze them "
-            "(requires_grad_(False)) or set PARALLEL.ARGS.static_graph to True; if they differ from step to step, "
-            "set PARALLEL.ARGS.find_unused_parameters to True"
-        )

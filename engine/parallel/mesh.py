@@ -128,9 +128,6 @@ class Mesh(FSDP2):
                 differing[0],
             )
 
-    def explain(self, error: Exception, model: nn.Module) -> Exception | None:
-        return DDP().explain(error, model)  # a mesh of copies alone
-
     def _own_sizes(self) -> tuple[int, int, int]:
         ranks = comm.get_world_size()
         return self.sizes(ranks) if ranks > 1 else (1, 1, 1)
