@@ -111,8 +111,9 @@ def train(cfg: CfgNode, resume: bool) -> int:
             save_best(cfg, evaluate(cfg, model, adapter, storage), best, checkpointer)
             for writer in writers:
                 writer.write()
-    for part in (*writers, checkpointer):
-        part.close()
+    for writer in writers:
+        writer.close()
+    checkpointer.wait()
     return stop.exit_code if storage.iter < max_iter else 0
 
 

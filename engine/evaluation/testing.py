@@ -196,7 +196,7 @@ def sanity_check(trainer: EvaluatedTrainer, overridden: Collection[str]) -> None
     trainer.emit("after_sanity_check", results)
 
 
-def _check_names(trainer: EvaluatedTrainer, results: Results) -> None:
+def _check_names(trainer: EvaluatedTrainer, results: Mapping[str, Any]) -> None:
     """Check that metrics that are named exist, by the results of a few batches.
 
     A watched metric may also come from training or from a hook. It is an error if it names a test set or resembles a

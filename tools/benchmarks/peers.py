@@ -17,7 +17,7 @@ LOSS = nn.CrossEntropyLoss()
 
 def lightning(folder: str, parts: Parts, span: Span, bare: bool) -> None:
     """``barebones=True``; all defaults and a logged loss."""
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import LightningModule, Trainer  # pyright: ignore[reportMissingImports]
 
     class Module(LightningModule):
         def __init__(self) -> None:

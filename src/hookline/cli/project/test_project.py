@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from hookline.config import get_cfg
 from hookline.engine import DefaultTrainer
 
 
-def test_a_short_run_learns(tmp_path, monkeypatch):
+def test_a_short_run_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parent)  # the config names modules of this folder
     cfg = get_cfg()
     cfg.merge_from_file("config.yaml")
