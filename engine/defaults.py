@@ -212,8 +212,7 @@ class DefaultTrainer(SimpleTrainer):
         if self.run_complete and self.finished_iter + 1 >= self.max_iter:
             done, key = self.finished_iter + 1, self._length_key
             logger.info("Nothing to train: the run is complete, with %d iterations. To continue, raise %s", done, key)
-            metrics = {name: value for name, (value, _) in self.storage.latest().items()}
-            result = TrainResult("completed", done, metrics)
+            result = TrainResult.of(None, done, self.storage)
             for hook in best:
                 hook.load_best()
         else:

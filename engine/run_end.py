@@ -1,18 +1,37 @@
 """How a run ends: the requests to stop it, its result, and the errors that are not a step's."""
 
 from dataclasses import dataclass, field
+from typing import Self
 
 from ..config import ConfigError
+from ..hooks.event_storage import EventStorage
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a run ended."""
+    """How a run ended.
 
-    reason: str  #: "completed", or the argument of ``request_stop``
-    iteration: int  #: number of finished iterations, including those before a resume
-    metrics: dict[str, float] = field(default_factory=dict)  #: the last value of every metric
-    exit_code: int = 0  #: for the program: 0, or that of ``request_stop`` if the run should be resumed
+    Attributes:
+        reason: "completed", or the argument of ``request_stop``.
+        iteration: number of finished iterations, including those before a resume.
+        metrics: the last value of every metric.
+        exit_code: for the program: 0, or that of ``request_stop`` if the run should be resumed (see docs/errors.md).
+    """
+
+    reason: str
+    iteration: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    exit_code: int = 0
+
+    @classmethod
+    def of(cls, stop: "StopRequest | None", iteration: int, storage: EventStorage) -> Self:
+        """Return the result of a run that was stopped, or completed if ``stop`` is None."""
+        metrics = {name: value for name, (value, _) in storage.latest().items()}
+        return (
+            cls("completed", iteration, metrics)
+            if stop is None
+            else cls(stop.reason, iteration, metrics, stop.exit_code)
+        )
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ..hooks.event_storage import EventStorage, get_event_storage
 from ..hooks.functions import on_event
 from ..hooks.hook_list import HookList, WithHooks
 from . import comm
-from .parallel.rank_sync import RankSync, share_metrics
+from .parallel.rank_sync import RankSync
 from .run_end import StopRequest, TrainResult, as_failure, not_called
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,12 @@ class TrainerBase(WithHooks):
                 self._leave_step(stop)
             finally:
                 self.after_train()
-        return self._how_it_ended()
+        if self.hooks.running:
+            raise not_called(type(self).__name__, "after_train")
+        stop = None if self.completed and not self.stopped else self._stop  # an interruption after the last step
+        result = TrainResult.of(stop, self.iter, self.storage)
+        logger.info("Training ended at iteration %d: %s", self.iter, result.reason)
+        return result
 
     def before_train(self) -> None:
         """Begin the run, and call ``before_train`` of all hooks."""
@@ -187,10 +192,7 @@ class TrainerBase(WithHooks):
                     requests.discard(request)
 
     def after_train(self) -> None:
-        """End the run: call ``after_train`` of all hooks, write the last metrics, and save unless a step failed.
-
-        If hooks raise errors, the others are still called.
-        """
+        """End the run: call ``after_train`` of all hooks, write the last metrics, and save unless a step failed."""
         if not self.hooks.running or self.ending:  # the run has not begun
             return
         loop, error = self._loop, sys.exc_info()[1]
@@ -237,18 +239,14 @@ class TrainerBase(WithHooks):
             self.storage.load_state_dict(self._loop.storage.state_dict())
         self._loop = LoopState(self.storage, other_errors=[sys.exc_info()[1]])
         self._reset(self.start_iter)
-        if starts_over:
-            for hook in self.hooks.hooks:
-                hook.reset_state()
-        self.hooks.start()
+        self.hooks.start(reset=starts_over)
         if comm.get_world_size() > 1:
             self._loop.sync = RankSync(self)
 
     def _check_not_running(self) -> None:
         if self.hooks.running:
             raise RuntimeError(
-                "the trainer is training: train() was called by its own hook, or a training loop of its own did not "
-                "call after_train() at its end"
+                "the trainer is training: train() was called by its own hook, or its loop did not call after_train()"
             )
 
     def _begin_epoch(self) -> None:
@@ -262,16 +260,6 @@ class TrainerBase(WithHooks):
 
     def _run_ended(self) -> None:
         """Release what belongs to the run, at its very end, whatever has failed."""
-
-    def _how_it_ended(self) -> TrainResult:
-        if self.hooks.running:
-            raise not_called(type(self).__name__, "after_train")
-        end = self._stop
-        if end is None or (end.exit_code and self.completed):  # interrupted after the last step
-            end = StopRequest("completed")
-        logger.info("Training ended at iteration %d: %s", self.iter, end.reason)
-        metrics = {name: value for name, (value, _) in self.storage.latest().items()}
-        return TrainResult(end.reason, self.iter, metrics, end.exit_code)
 
     def before_epoch(self) -> None:  # called by trainers that have epochs: SimpleTrainer
         self.emit("before_epoch")
@@ -298,10 +286,8 @@ class TrainerBase(WithHooks):
         if self._loop.prepared.get(what) == self.iter:
             return
         self._loop.prepared[what] = self.iter
-        sync = self._loop.sync
-        if sync is not None and sync.same_hooks:
-            share_metrics(self.storage, self.finished_iter, writing=what == "write")
-            sync.next_iter = min(sync.next_iter, self.iter + 1)  # may be called before end_step()
+        if self._loop.sync is not None:
+            self._loop.sync.share_metrics(self, writing=what == "write")
         if what == "write":
             self.hooks.call("before_write")
 

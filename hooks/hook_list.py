@@ -159,8 +159,11 @@ class HookList:
 
     # ------------------------------------------------------------------ during a run
 
-    def start(self) -> None:
-        """Prepare for a run."""
+    def start(self, reset: bool) -> None:
+        """Prepare for a run; with ``reset``, hooks forget the state of the one before."""
+        if reset:
+            for hook in self.hooks:
+                hook.reset_state()
         self._adopt(self.hooks)  # also those that were put into the list by hand
         check_hooks(self.hooks)
         self._costs.clear()

@@ -97,6 +97,12 @@ class RankSync:
         if self.same_hooks:
             self._compare_rates(trainer.finished_iter, _rates(trainer))
 
+    def share_metrics(self, trainer: Any, writing: bool) -> None:
+        """Combine the metrics of all ranks; see :func:`share_metrics`. Ranks with different hooks keep their own."""
+        if self.same_hooks:
+            share_metrics(trainer.storage, trainer.finished_iter, writing)
+            self.next_iter = min(self.next_iter, trainer.iter + 1)  # may be called before end_step()
+
     def _compare_rates(self, iteration: int, rates: tuple[float, ...]) -> None:
         first, *others = comm.all_gather(rates, group=self._group)
         if found := [f"rank {i} has {[*o]}, rank 0 {[*first]}" for i, o in enumerate(others, start=1) if o != first]:
