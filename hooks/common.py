@@ -419,8 +419,3 @@ def preserve_rng(gpus: Iterable[int] = ()) -> Iterator[None]:
         torch.default_generator.set_state(cpu)
         for gpu, state in cuda.items():
             torch.cuda.set_rng_state(state, gpu)
-
-
-def gpus_of(model: torch.nn.Module) -> list[int]:
-    """Return the GPUs that a model's parameters are on."""
-    return sorted({parameter.device.index for parameter in model.parameters() if parameter.is_cuda})

@@ -257,15 +257,17 @@ class CheckpointError(WriteError):
 def start_write(
     path: str, write: Callable[[Any], object], state: object, asynchronous: bool
 ) -> "Future[CheckpointError | None]":
-    """Call ``write(state)``, which writes ``path``, and once more after an OSError.
+    """Start a write, which is retried once after an OSError.
 
     Args:
-        path, write, state: as above.
-        asynchronous: copy the state in memory, and write the copy on a thread. The program waits for it before it
-            exits.
+        path: the file, for messages.
+        write: called with the state.
+        state: plain data and tensors.
+        asynchronous: copy the state in memory, and write the copy on a thread. The program waits for the thread before
+            it exits.
 
     Returns:
-        None, or the error of the second call; without ``asynchronous`` it is there already.
+        The result of the write: None, or the error of the second try. Without ``asynchronous`` it is there already.
     """
     if not asynchronous:
         done: Future[CheckpointError | None] = Future()

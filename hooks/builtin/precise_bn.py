@@ -12,7 +12,7 @@ from torch import nn
 
 from ...config import ConfigError, Duration
 from ..base import Every, HookBase, Period
-from ..common import gpus_of, length_of, preserve_rng, unwrap_model
+from ..common import length_of, preserve_rng, unwrap_model
 from ..event_storage import EventStorage
 from ..protocol import TrainerProtocol
 
@@ -93,7 +93,8 @@ class StatisticsData:
         Raises:
             ConfigError: there are no batches, or the length of a pass is unknown.
         """
-        with preserve_rng(gpus_of(trainer.model)):
+        gpus = {parameter.device.index for parameter in trainer.model.parameters() if parameter.is_cuda}
+        with preserve_rng(gpus):
             loader = self._positioned(number)
             length = length_of(loader)
             if length is None and at_most is None:
