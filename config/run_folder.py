@@ -126,8 +126,8 @@ def recover_if_idle(path: str) -> list[str]:
     Raises:
         ConfigError: a run trains there.
     """
-    if not os.path.isdir(os.path.join(path, RECORDS)):
-        return put_back(path)
+    if not os.path.lexists(os.path.join(path, RECORDS)):  # no run has been there
+        return []
     lock = FolderLock(path)
     if lock.is_of_this_process:
         return recover(path)
@@ -170,8 +170,8 @@ class FolderLock:
             return
         for other in [lock for lock in _held if lock._path == self._path]:
             other.release()
-        os.makedirs(os.path.dirname(self._path), exist_ok=True)
         check_records(self._folder)
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         try:
             if fcntl is not None:

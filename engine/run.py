@@ -20,7 +20,7 @@ import hookline
 
 from ..config import CfgNode, ConfigError, Duration
 from ..config.atomic import check_regular, replace_text, shown_path
-from ..config.run_folder import RECORDS, FolderLock, check_records, move_run, recover, recover_if_idle
+from ..config.run_folder import RECORDS, FolderLock, move_run, recover, recover_if_idle
 from ..config.yaml_files import find_config
 from ..hooks.writers.files import back_up
 from . import comm
@@ -155,7 +155,7 @@ class Run:
         self._resume = resume
         self._text = text
         self.drew_seed = self.begun = False
-        self._writes = kind != "trial"
+        self._writes = kind in ("train", "inference")
         self._lock = FolderLock(self.path)
         self._held: MemoryHandler | None = None  # messages until the log may be opened
         self._last_checkpoint = ""
@@ -213,7 +213,7 @@ class Run:
         rank = comm.get_rank()
         if comm.get_world_size() == 1:
             check_alone()
-        if self._writes:
+        if self.kind != "trial":
             self._writes = comm.on_main_process(self._check_folder)
         if self.kind != "dry" or self._resume:
             self.drew_seed = cfg.SEED < 0 and self._resume is None
@@ -223,7 +223,7 @@ class Run:
             setup_logger(distributed_rank=rank, name=name)
         if rank == 0:
             set_console_level(cfg.LOG.LEVEL)
-        if self._writes and self.kind != "dry":
+        if self._writes:
             self._held = hold_logs(self.path)
         if self.kind != "dry":
             logger.info("hookline %s, %s", hookline.__version__, describe_environment())
@@ -253,16 +253,16 @@ class Run:
                     raise
                 logger.warning("%s. The evaluation writes no log", error)
                 return False
-        check_records(self.path)
         if self.kind == "train" or os.path.lexists(os.path.join(self.path, RECORDS, "moving")):
             try:
                 recover_if_idle(self.path)
             except OSError as error:
                 raise self._not_writable(error) from error
-        for name in ("log.txt", *(f"log.txt.rank{rank}" for rank in range(1, comm.get_world_size()))):
-            check_regular(os.path.join(self.path, name))
+        check_regular(os.path.join(self.path, "log.txt"))
+        for rank in range(1, comm.get_world_size()):
+            check_regular(os.path.join(self.path, f"log.txt.rank{rank}"))
         self._last_checkpoint = self._read("last_checkpoint")
-        return True
+        return self.kind != "dry"
 
     def create_folder(self) -> None:
         """Create OUTPUT_DIR if the run will write to it: programs open files in it before they train."""
@@ -273,7 +273,7 @@ class Run:
             except OSError as error:
                 raise ConfigError(f"OUTPUT_DIR: cannot create {self.path}: {error.strerror}") from error
 
-        if self._writes and self.kind != "dry":
+        if self._writes:
             comm.on_main_process(create)
 
     def use_seed(self, seed: int) -> None:
@@ -306,7 +306,7 @@ class Run:
         Raises:
             ConfigError: another run uses the folder, or it cannot be written. Nothing in it has changed.
         """
-        if not self._writes or self.kind == "dry":
+        if not self._writes:
             return
         if resume is not None:
             self._resume = resume
