@@ -10,7 +10,7 @@ import inspect
 import logging
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fvcore.common.param_scheduler import (
@@ -28,13 +28,7 @@ from ...config import CfgNode, ConfigError, Duration, Registry
 from ...config.components import ComponentKey, errors_at, mode_of_result
 from ...config.values import kind_of
 from ...hooks import LRScheduler
-from ...hooks.builtin.lr_scheduler import (
-    FunctionSchedule,
-    LRMultiplier,
-    TimmScheduler,
-    WarmupParamScheduler,
-    takes_epoch,
-)
+from ...hooks.builtin.lr_scheduler import LRMultiplier, TimmScheduler, WarmupParamScheduler, takes_epoch
 from ...hooks.evaluation import names_function
 from .multi_optimizer import OptimizerList, SchedulerList, solver_parts
 from .param_groups import full_config, warn_of_unused
@@ -256,6 +250,24 @@ def scheduler_hooks(cfg: CfgNode, scheduler: Any) -> list[LRScheduler]:
 
 
 # ---------------------------------------------------------------------- schedules by name
+
+
+class FunctionSchedule(ParamScheduler):
+    """A schedule given by a function of the iteration.
+
+    Args:
+        factor: from the number of updates, 0 to ``max_iter``, to the factor of the base learning rate.
+        max_iter: number of updates in the whole run.
+    """
+
+    def __init__(self, factor: Callable[[float], float], max_iter: int) -> None:
+        self._factor = factor
+        self._max_iter = max_iter
+
+    def __call__(self, where: float) -> float:
+        iteration = where * self._max_iter
+        nearest = round(iteration)
+        return self._factor(nearest if abs(iteration - nearest) < 1e-6 else iteration)  # undo the division's rounding
 
 
 @LR_SCHEDULER_REGISTRY.register()

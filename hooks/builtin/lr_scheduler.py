@@ -9,7 +9,7 @@ import inspect
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Protocol, runtime_checkable
 from weakref import WeakSet
 
@@ -38,24 +38,6 @@ def value_at(schedule: ParamScheduler, where: float) -> float:
         if where < BEFORE_END:
             raise
         return schedule(BEFORE_END)
-
-
-class FunctionSchedule(ParamScheduler):
-    """A schedule given by a function of the iteration.
-
-    Args:
-        factor: from the number of updates, 0 to ``max_iter``, to the factor of the base learning rate.
-        max_iter: number of updates in the whole run.
-    """
-
-    def __init__(self, factor: Callable[[float], float], max_iter: int) -> None:
-        self._factor = factor
-        self._max_iter = max_iter
-
-    def __call__(self, where: float) -> float:
-        iteration = where * self._max_iter
-        nearest = round(iteration)
-        return self._factor(nearest if abs(iteration - nearest) < 1e-6 else iteration)  # undo the division's rounding
 
 
 class WarmupParamScheduler(ParamScheduler):
