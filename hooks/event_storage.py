@@ -3,21 +3,13 @@
 Putting a metric appends it to a list. Values are copied from the GPU, smoothed and sorted only when they are read.
 """
 
-import logging
 import math
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any, Literal
 
-import numpy as np
-import torch
-
 from ..config.errors import NoStorageError, as_config_error, suggest
-from .history_buffer import OVER_RANKS, HistoryBuffer, as_scalar, by_name, table
-
-logger = logging.getLogger(__name__)
+from .history_buffer import OVER_RANKS, HistoryBuffer, MediaStorage, as_scalar, by_name, table
 
 Row = tuple[int, dict[str, float]]  # one line of metrics: the iteration, and the values by name
 
@@ -39,7 +31,7 @@ def has_event_storage() -> bool:
     return bool(_CURRENT_STORAGE_STACK) and _CURRENT_STORAGE_STACK[-1].of_run
 
 
-class EventStorage:
+class EventStorage(MediaStorage):
     """Collects the scalars, images, histograms and texts of a run, by name and iteration (:attr:`iter`).
 
     Writers report a scalar that was put with ``smoothing_hint=True`` (a loss: noisy, put at every step) as its median
@@ -52,9 +44,7 @@ class EventStorage:
     of_run = True  # False: opened for an evaluation or prediction outside of training
 
     def __init__(self, start_iter: int = 0) -> None:
-        self.iter = int(start_iter)
-        """The current iteration. During a step it equals ``trainer.iter``."""
-        self._current_prefix = ""
+        super().__init__(start_iter)
         # Values that nobody has read yet: (iteration, values, smoothing hint), in the order they were put.
         self._pending: list[tuple[int, dict[str, Any], bool]] = []
         self._buffers: dict[str, HistoryBuffer] = {}
@@ -74,39 +64,6 @@ class EventStorage:
         # begin at the position that was loaded.
         self.written: tuple[int, int] | None = None
         self.loaded = (0, -1)
-        # Images, histograms and texts that no writer has taken yet, in detectron2's form and under its names.
-        self._vis_data: deque[tuple[str, torch.Tensor, int]] = deque(maxlen=64)
-        self._histograms: deque[dict[str, Any]] = deque(maxlen=64)
-        self._texts: deque[tuple[str, str, int]] = deque(maxlen=4096)
-        self.saves_media = False
-        """Whether a writer takes images, histograms and texts. Those not taken yet are then part of the state."""
-
-    @property
-    def iteration(self) -> int:
-        """Same as :attr:`iter`; its name in early detectron2."""
-        return self.iter
-
-    @property
-    def _iter(self) -> int:  # as code of detectron2's projects reads and sets it
-        return self.iter
-
-    @_iter.setter
-    def _iter(self, value: int) -> None:
-        self.iter = int(value)
-
-    def step(self) -> None:
-        """Increase :attr:`iter` by one, in a hand-written loop. A trainer sets :attr:`iter`."""
-        self.iter += 1
-
-    @contextmanager
-    def name_scope(self, name: str) -> Iterator[None]:
-        """Add the prefix ``name/`` to every name put inside the block. Scopes nest."""
-        outer = self._current_prefix
-        self._current_prefix = outer + name.rstrip("/") + "/"
-        try:
-            yield
-        finally:
-            self._current_prefix = outer
 
     def put_scalar(
         self,
@@ -157,56 +114,6 @@ class EventStorage:
         self._pending.append((self.iter if cur_iter is None else int(cur_iter), values, smoothing_hint))
         if len(self._pending) >= _MAX_PENDING:
             self._read_pending()
-
-    def put_image(self, img_name: str, img_tensor: torch.Tensor | np.ndarray) -> None:
-        """Add an image: (3, H, W) RGB or (1, H, W); uint8 in [0, 255] or float in [0, 1]."""
-        image = torch.as_tensor(img_tensor).detach().clone()
-        self._vis_data.append((self._current_prefix + img_name, image, self.iter))
-
-    def put_histogram(self, hist_name: str, hist_tensor: torch.Tensor, bins: int = 1000) -> None:
-        """Add a histogram of a tensor's values, with ``bins`` equal bins between the smallest and the largest.
-
-        Values that are NaN or infinite are left out, with a warning. A tensor without other values has no histogram.
-        """
-        values = hist_tensor.detach().flatten().float()
-        finite = values[values.isfinite()]
-        if left_out := values.numel() - finite.numel():
-            logger.warning("%s: %d of %d values are NaN or infinite", hist_name, left_out, values.numel())
-        if not finite.numel():
-            return
-        low, high = finite.min().item(), finite.max().item()
-        hist = {  # the arguments of SummaryWriter.add_histogram_raw
-            "tag": self._current_prefix + hist_name,
-            "min": low,
-            "max": high,
-            "num": finite.numel(),
-            "sum": finite.sum().item(),
-            "sum_squares": (finite**2).sum().item(),
-            "bucket_limits": torch.linspace(low, high, steps=bins + 1, dtype=torch.float32)[1:].tolist(),
-            "bucket_counts": torch.histc(finite, bins).tolist(),
-            "global_step": self.iter,
-        }
-        self._histograms.append(hist)
-
-    def put_text(self, name: str, text: str) -> None:
-        """Add a text, for example a sample of a language model."""
-        self._texts.append((self._current_prefix + name, text, self.iter))
-
-    def clear_images(self) -> None:
-        """Discard the images: they are written."""
-        self._vis_data.clear()
-
-    def clear_histograms(self) -> None:
-        """Discard the histograms: they are written."""
-        self._histograms.clear()
-
-    def clear_media(self) -> None:
-        """Discard images, histograms and texts: they are written."""
-        for entries in self._media().values():
-            entries.clear()
-
-    def _media(self) -> dict[str, deque[Any]]:
-        return {"images": self._vis_data, "histograms": self._histograms, "texts": self._texts}
 
     def history(self, name: str) -> HistoryBuffer:
         """Return the recent values of a metric. Raises a KeyError if there is no such metric."""
@@ -335,7 +242,7 @@ class EventStorage:
             "number": self._number,
             "written": None if self.written is None else [*self.written],
             "evaluated": sorted(self.evaluated),
-            **({name: list(entries) for name, entries in self._media().items()} if self.saves_media else {}),
+            **self.media_state(),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -352,9 +259,7 @@ class EventStorage:
             self._rows.clear()
             self._reported.clear()
             self.evaluated = set(state_dict["evaluated"])
-            self.saves_media |= bool(state_dict.keys() & self._media().keys())
-            for name, entries in self._media().items():
-                entries.extend(state_dict.get(name, ()))
+            self.load_media(state_dict)
 
     def __enter__(self) -> "EventStorage":
         _CURRENT_STORAGE_STACK.append(self)

@@ -1,15 +1,20 @@
-"""What an ``EventStorage`` keeps of each metric: its recent values."""
+"""What an ``EventStorage`` keeps: the recent values of each metric, and images, histograms and texts."""
 
+import logging
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from operator import add
 from typing import Any
 
 import numpy as np
 import torch
+
+logger = logging.getLogger(__name__)
 
 
 # Not those of the module statistics: its import takes longer than that of all hooks.
@@ -156,6 +161,112 @@ class HistoryBuffer:
         self._iters = array("q", state_dict["iters"].tolist())
         self._numbers = array("q", state_dict["numbers"].tolist())
         self._count, self._total = int(state_dict["count"]), float(state_dict["total"])
+
+
+class MediaStorage:
+    """Knows the iteration and the name scope, and keeps images, histograms and texts until writers have taken them.
+
+    Args:
+        start_iter: the first iteration.
+    """
+
+    def __init__(self, start_iter: int) -> None:
+        self.iter = int(start_iter)
+        """The current iteration. During a step it equals ``trainer.iter``."""
+        self._current_prefix = ""
+        # What no writer has taken yet, in detectron2's form and under its names.
+        self._vis_data: deque[tuple[str, torch.Tensor, int]] = deque(maxlen=64)
+        self._histograms: deque[dict[str, Any]] = deque(maxlen=64)
+        self._texts: deque[tuple[str, str, int]] = deque(maxlen=4096)
+        self.saves_media = False
+        """Whether a writer takes images, histograms and texts. Those not taken yet are then part of the state."""
+
+    @property
+    def iteration(self) -> int:
+        """Same as :attr:`iter`; its name in early detectron2."""
+        return self.iter
+
+    @property
+    def _iter(self) -> int:  # as code of detectron2's projects reads and sets it
+        return self.iter
+
+    @_iter.setter
+    def _iter(self, value: int) -> None:
+        self.iter = int(value)
+
+    def step(self) -> None:
+        """Increase :attr:`iter` by one, in a hand-written loop. A trainer sets :attr:`iter`."""
+        self.iter += 1
+
+    @contextmanager
+    def name_scope(self, name: str) -> Iterator[None]:
+        """Add the prefix ``name/`` to every name put inside the block. Scopes nest."""
+        outer = self._current_prefix
+        self._current_prefix = outer + name.rstrip("/") + "/"
+        try:
+            yield
+        finally:
+            self._current_prefix = outer
+
+    def put_image(self, img_name: str, img_tensor: torch.Tensor | np.ndarray) -> None:
+        """Add an image: (3, H, W) RGB or (1, H, W); uint8 in [0, 255] or float in [0, 1]."""
+        image = torch.as_tensor(img_tensor).detach().clone()
+        self._vis_data.append((self._current_prefix + img_name, image, self.iter))
+
+    def put_histogram(self, hist_name: str, hist_tensor: torch.Tensor, bins: int = 1000) -> None:
+        """Add a histogram of a tensor's values, with ``bins`` equal bins between the smallest and the largest.
+
+        Values that are NaN or infinite are left out, with a warning. A tensor without other values has no histogram.
+        """
+        values = hist_tensor.detach().flatten().float()
+        finite = values[values.isfinite()]
+        if left_out := values.numel() - finite.numel():
+            logger.warning("%s: %d of %d values are NaN or infinite", hist_name, left_out, values.numel())
+        if not finite.numel():
+            return
+        low, high = finite.min().item(), finite.max().item()
+        hist = {  # the arguments of SummaryWriter.add_histogram_raw
+            "tag": self._current_prefix + hist_name,
+            "min": low,
+            "max": high,
+            "num": finite.numel(),
+            "sum": finite.sum().item(),
+            "sum_squares": (finite**2).sum().item(),
+            "bucket_limits": torch.linspace(low, high, steps=bins + 1, dtype=torch.float32)[1:].tolist(),
+            "bucket_counts": torch.histc(finite, bins).tolist(),
+            "global_step": self.iter,
+        }
+        self._histograms.append(hist)
+
+    def put_text(self, name: str, text: str) -> None:
+        """Add a text, for example a sample of a language model."""
+        self._texts.append((self._current_prefix + name, text, self.iter))
+
+    def clear_images(self) -> None:
+        """Discard the images: they are written."""
+        self._vis_data.clear()
+
+    def clear_histograms(self) -> None:
+        """Discard the histograms: they are written."""
+        self._histograms.clear()
+
+    def clear_media(self) -> None:
+        """Discard images, histograms and texts: they are written."""
+        for entries in self._media().values():
+            entries.clear()
+
+    def media_state(self) -> dict[str, Any]:
+        """Return what writers have not taken yet; empty if none of them takes images, histograms and texts."""
+        return {name: list(entries) for name, entries in self._media().items()} if self.saves_media else {}
+
+    def load_media(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what :meth:`media_state` returned."""
+        self.saves_media |= bool(state_dict.keys() & self._media().keys())
+        for name, entries in self._media().items():
+            entries.extend(state_dict.get(name, ()))
+
+    def _media(self) -> dict[str, deque[Any]]:
+        return {"images": self._vis_data, "histograms": self._histograms, "texts": self._texts}
 
 
 def table(histories: Mapping[str, HistoryBuffer]) -> Any:
