@@ -204,7 +204,7 @@ def check_restarts() -> None:
     Raises:
         ConfigError: it is, and each restart would begin a new run.
     """
-    if is_restartable():
+    if dist.is_torchelastic_launched() and is_restartable():
         raise ConfigError(
             "torchrun may restart this run (--max-restarts, or machines that join): pass --resume, or "
             "train(resume=True), so that it continues from its last checkpoint, if there is one"
@@ -212,9 +212,9 @@ def check_restarts() -> None:
 
 
 def is_restartable() -> bool:
-    """Whether torchrun may start the ranks of this run again."""
+    """Whether torchrun, which has started this process, may start the ranks of this run again."""
     joins = os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1"
-    return dist.is_torchelastic_launched() and (joins or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0")
+    return joins or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
 
 
 def uses_gpus(device: str, processes: int, option: str) -> bool:

@@ -77,7 +77,7 @@ def _check_given(cfg: CfgNode, model: nn.Module, name: ObjectName) -> Optimizer:
     """Return the optimizer that the config holds itself, in place of a name."""
     optimizer: Optimizer = name.value
     by = f"{name}, which has its own groups: pass its class and arguments"
-    warn_of_unused(cfg, dict.fromkeys(("PARAM_GROUPS", "BIAS_LR_FACTOR"), False), by)
+    warn_of_unused(cfg, ("PARAM_GROUPS", "BIAS_LR_FACTOR"), by)
     parameters = set(model.parameters())
     if any(map(is_sharded, parameters)):
         raise ConfigError(
@@ -99,9 +99,6 @@ def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | N
     target = _check_optimizer(cfg)
     is_sgd = isinstance(target, type) and issubclass(target, torch.optim.SGD)
     decays = "weight_decay" in inspect.signature(target).parameters
-    used = {"MOMENTUM": is_sgd, "NESTEROV": is_sgd, "WEIGHT_DECAY": decays}
-    used |= {key: args[key.lower()] == solver[key] for key in used if key.lower() in args}
-    warn_of_unused(cfg, used, f"{getattr(target, '__name__', target)} with ARGS {dict(args)}")
     groups = get_default_optimizer_params(
         model,
         base_lr=solver.BASE_LR,
@@ -127,21 +124,33 @@ def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | N
     if not args.keys() & {"fused", "foreach", "differentiable"} and _can_fuse(target, model, groups):
         offered["fused"] = True
     optimizer: Optimizer = OPTIMIZER_KEY.build(cfg, groups, **offered)
-    for setting in {setting for group in groups for setting in group} - {"params", "lr", *optimizer.defaults}:
-        raise ConfigError(  # torch ignores it
-            f"SOLVER.PARAM_GROUPS: {type(optimizer).__name__} has no setting {setting!r}"
-            f"{suggest(setting, optimizer.defaults) or '.'} It has: {', '.join(optimizer.defaults)}"
-        )
+    name = type(optimizer).__name__
+    unused = []
+    for key in ("MOMENTUM", "NESTEROV", "WEIGHT_DECAY"):
+        if optimizer.defaults.get(key.lower()) != solver[key]:
+            unused.append(key)
+    warn_of_unused(cfg, unused, f"{name} with ARGS {dict(args)}")
+    for group in groups if solver.PARAM_GROUPS else ():
+        for setting in group.keys() - {"params", "lr", *optimizer.defaults}:
+            raise ConfigError(  # torch ignores it
+                f"SOLVER.PARAM_GROUPS: {name} has no setting {setting!r}"
+                f"{suggest(setting, optimizer.defaults) or '.'} It has: {', '.join(optimizer.defaults)}"
+            )
     if is_sgd:
         start_momentum(optimizer)
     return maybe_add_gradient_clipping(cfg, optimizer) if solver.CLIP_GRADIENTS.ENABLED else optimizer
 
 
 def _can_fuse(target: Any, model: nn.Module, groups: list[dict[str, Any]]) -> bool:
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    kinds = {(parameter.device.type, parameter.dtype, is_sharded(parameter)) for parameter in parameters}
-    if len(kinds) > 1 or any(getattr(module, "sparse", False) for module in model.modules()):
+    kinds = set()
+    for group in groups:
+        for parameter in group["params"]:
+            kinds.add((parameter.device.type, parameter.dtype, is_sharded(parameter)))
+    if len(kinds) > 1:
         return False
+    for module in model.modules():
+        if getattr(module, "sparse", False):
+            return False
     device, dtype, sharded = kinds.pop()
     bases = torch.optim.Adam if sharded else FUSED.get(device, ())  # torch has no other one for DTensors
     return dtype.is_floating_point and isinstance(target, type) and issubclass(target, bases)

@@ -115,10 +115,12 @@ class ClipBeforeStep:
 
 def clip_hooks(optimizer: Any) -> list[ClipBeforeStep]:
     """Return the hooks by which an optimizer, or each of several, clips in its ``step``."""
-    hooks: list[Any] = []
+    hooks = []
     for one in optimizers_of(optimizer):
-        hooks += getattr(one, "_optimizer_step_pre_hooks", {}).values()
-    return [hook for hook in hooks if isinstance(hook, ClipBeforeStep)]
+        for hook in getattr(one, "_optimizer_step_pre_hooks", {}).values():
+            if isinstance(hook, ClipBeforeStep):
+                hooks.append(hook)
+    return hooks
 
 
 def clipper_of(optimizer: Any) -> GradClipper | None:

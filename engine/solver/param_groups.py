@@ -67,7 +67,11 @@ def get_default_optimizer_params(
     if bias and special.setdefault("bias", bias) is not bias:
         raise ValueError('overrides["bias"] contradicts bias_lr_factor or weight_decay_bias: give one of them')
 
-    common = {"lr": base_lr, "weight_decay": weight_decay}
+    common = {}
+    if base_lr is not None:
+        common["lr"] = base_lr
+    if weight_decay is not None:
+        common["weight_decay"] = weight_decay
     groups = []
     seen = set()
     for module_name, module in model.named_modules():
@@ -75,7 +79,7 @@ def get_default_optimizer_params(
             if not parameter.requires_grad or parameter in seen:
                 continue
             seen.add(parameter)
-            values = {key: value for key, value in common.items() if value is not None}
+            values = common.copy()
             if weight_decay_norm is not None and _is_of_norm(module, parameter):
                 values["weight_decay"] = weight_decay_norm
             if lr_factor_func is not None:
@@ -103,9 +107,9 @@ def reduce_param_groups(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, A
     """
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for group in _expand_param_groups(groups):
-        values = {key: value for key, value in group.items() if key != "params"}
-        target = merged.setdefault(tuple(sorted(values.items())), {"params": [], **values})
-        target["params"] += group["params"]
+        parameters = group.pop("params")
+        target = merged.setdefault(tuple(sorted(group.items())), {"params": [], **group})
+        target["params"] += parameters
     return list(merged.values())
 
 
@@ -118,12 +122,12 @@ def _expand_param_groups(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, 
     return list(expanded.values())
 
 
-def warn_of_unused(cfg: CfgNode, used: Mapping[str, bool], by: str) -> None:
-    """Log keys of SOLVER that are set and have no effect, such as those of a base config for another optimizer."""
-    solver, defaults = cfg.SOLVER, get_cfg().SOLVER
-    for key, is_used in used.items():
-        if not is_used and solver[key] != defaults[key]:
-            logger.warning("SOLVER.%s: %r has no effect on %s", key, solver[key], by)
+def warn_of_unused(cfg: CfgNode, keys: Sequence[str], by: str) -> None:
+    """Log which of some keys of SOLVER, without effect, are set, such as in a base config for another optimizer."""
+    defaults = get_cfg().SOLVER if keys else {}
+    for key in keys:
+        if cfg.SOLVER[key] != defaults[key]:
+            logger.warning("SOLVER.%s: %r has no effect on %s", key, cfg.SOLVER[key], by)
 
 
 def full_config(cfg: Any) -> Any:

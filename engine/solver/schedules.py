@@ -100,12 +100,10 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer | OptimizerList) -> An
             f"SOLVER.LR_SCHEDULER_NAME: {solver.LR_SCHEDULER_NAME!r} must be a torch LRScheduler class, or return "
             f"a fvcore ParamScheduler; it returned {schedule!r}"
         )
-    used = {
-        "WARMUP_ITERS": is_factor or not solver.WARMUP_ITERS,
-        "LR_SCHEDULER_METRIC": isinstance(schedule, ReduceLROnPlateau),
-        "LR_SCHEDULER_INTERVAL": _has_interval(schedule),
-    }
-    warn_of_unused(cfg, used, f"the schedule {solver.LR_SCHEDULER_NAME} (see its ARGS)")
+    unused = ["WARMUP_ITERS"] if solver.WARMUP_ITERS and not is_factor else []
+    unused += [] if isinstance(schedule, ReduceLROnPlateau) else ["LR_SCHEDULER_METRIC"]
+    unused += [] if _has_interval(schedule) else ["LR_SCHEDULER_INTERVAL"]
+    warn_of_unused(cfg, unused, f"the schedule {solver.LR_SCHEDULER_NAME} (see its ARGS)")
     if not is_factor:
         return schedule
     if solver.WARMUP_ITERS >= solver.MAX_ITER:
