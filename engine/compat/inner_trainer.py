@@ -13,7 +13,7 @@ _FROM_CONFIG = ("adapter", "loss_module", "device", "strategy", "_fast")
 _PARTS = ("model", "optimizer", "batches", "grad_scaler", "precision", "nonfinite", *_FROM_CONFIG)
 
 
-def set_inner(trainer: Any, inner: Any) -> None:
+def set_inner(trainer: SimpleTrainer, inner: TrainerBase) -> None:
     """Take over the parts of an inner trainer. From now on its ``run_step`` is the step.
 
     Args:
@@ -39,7 +39,7 @@ def set_inner(trainer: Any, inner: Any) -> None:
     trainer.register_hooks(hooks)
 
 
-def get_inner(trainer: Any) -> Any:
+def get_inner(trainer: SimpleTrainer) -> Any:
     """Return the inner trainer, with the present state of the run; or a stand-in if none was set."""
     return _StandIn(trainer) if trainer.inner_trainer is None else trainer.inner_trainer.of(trainer)
 
@@ -52,7 +52,7 @@ class InnerTrainer:
         inner: the inner trainer.
     """
 
-    def __init__(self, outer: Any, inner: Any) -> None:
+    def __init__(self, outer: SimpleTrainer, inner: TrainerBase) -> None:
         self._inner = inner
         # Scripts set these on either of the two.
         self._shared = {name: vars(inner)[name] for name in ("model", "optimizer") if name in vars(inner)}
@@ -61,10 +61,12 @@ class InnerTrainer:
         if getattr(type(inner), "forward", None) is SimpleTrainer.forward:
             self._run |= {"forward"}  # which hooks with uses_outputs replace
         outer = weakref.proxy(outer)  # a cycle would keep GPU memory in use
-        inner.request_stop = lambda *args, **options: outer.request_stop(*args, **options)
-        inner.stop = lambda reason: outer.stop(reason)
+        vars(inner).update(
+            request_stop=lambda *args, **options: outer.request_stop(*args, **options),
+            stop=lambda *args, **options: outer.stop(*args, **options),
+        )
 
-    def of(self, outer: Any) -> Any:
+    def of(self, outer: SimpleTrainer) -> Any:
         """Return the inner trainer, at the iteration and with the model and optimizer of the outer one."""
         inner = self._inner
         for name, before in self._shared.items():
@@ -77,11 +79,11 @@ class InnerTrainer:
             inner.storage = outer.storage
         return inner
 
-    def state_dict(self, outer: Any) -> dict[str, Any]:
+    def state_dict(self, outer: SimpleTrainer) -> dict[str, Any]:
         """Return the inner trainer's state if its class has one of its own."""
         return self.of(outer).state_dict() if self._has_state else {}
 
-    def load_state_dict(self, outer: Any, state_dict: Mapping[str, object]) -> None:
+    def load_state_dict(self, outer: SimpleTrainer, state_dict: Mapping[str, object]) -> None:
         if self._has_state:
             self.of(outer).load_state_dict(state_dict)
 
@@ -89,7 +91,7 @@ class InnerTrainer:
 class _StandIn:
     """The trainer itself, without ``run_step`` and state of a subclass, which call those of ``_trainer``."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: SimpleTrainer) -> None:
         vars(self)["_outer"] = trainer
 
     def __getattr__(self, name: str) -> Any:

@@ -19,7 +19,7 @@ from ..defaults import DefaultTrainer
 from ..evaluation import format_results, prediction_rows, verify_results, write_predictions
 from ..evaluation.testing import sanity_check
 from ..launch import launch
-from ..options import check_options, merge_options, named_trainer
+from ..options import check_options, merge_options
 from ..parallel.base import build_strategy
 from ..run import begin_run, default_setup
 from ..setup.check import check_config, overridden_builders
@@ -116,12 +116,6 @@ def _look_again(trainer: type[DefaultTrainer], args: argparse.Namespace, folder:
         return
     pairs = [part for pair in pairs_of(args.opts) for part in pair]
     replay_in_ranks(folder, args.replay, trainer, cfg=cfg, overrides=pairs)
-
-
-def run_trainer(args: argparse.Namespace) -> Any:
-    """Call :func:`run` with the trainer that ``args.trainer`` names, such as "my_trainer:Trainer"."""
-    with config_errors_exit():
-        return run(named_trainer(args.trainer), args)
 
 
 def _run_rank(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode) -> Any:

@@ -10,9 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import cleandoc
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hookline.command_line import PROCESSES, ArgumentParser, add_options
+
+if TYPE_CHECKING:  # takes time
+    from hookline.config import CfgNode
 
 TEMPLATES = Path(__file__).parent / "project"
 
@@ -80,7 +83,17 @@ def _arg(*names: str, **options: Any) -> _Argument:
     return names, options
 
 
+def _config(args: argparse.Namespace) -> "CfgNode":
+    """Return the config of the options, with what a run needs."""
+    from hookline.engine.options import check_options, merge_options
+
+    cfg = merge_options(args)
+    check_options(args, cfg)
+    return cfg
+
+
 _RUN = _arg("run", metavar="RUN", help="the folder of a run")
+_ITER = _arg("--iter", type=int, required=True, metavar="N", help="the step, as in metrics.json")
 _RUNS = "folders of runs, or folders that contain some"
 
 
@@ -91,9 +104,10 @@ _RUNS = "folders of runs, or folders that contain some"
 )
 def train(args: argparse.Namespace) -> None:
     """Train the model that a config describes."""
-    from hookline.engine.program.run import run_trainer
+    from hookline.engine import run
+    from hookline.engine.options import named_trainer
 
-    run_trainer(args)
+    run(named_trainer(args.trainer), args)
 
 
 @_command(
@@ -194,8 +208,8 @@ def compare(args: argparse.Namespace) -> None:
 @_command(
     "hookline replay output/digits_convnet --iter 410",
     _RUN,
-    _arg("--iter", type=int, required=True, metavar="N", help="the step, as in metrics.json"),
-    _arg("--trainer", default="", metavar="NAME", help="the run's trainer, as my_trainer:Trainer"),
+    _ITER,
+    "trainer",
     _arg("--set", nargs="+", default=[], metavar="X", help="what if: KEY VALUE pairs of the config"),
 )
 def replay(args: argparse.Namespace) -> None:
@@ -213,7 +227,7 @@ def replay(args: argparse.Namespace) -> None:
 @_command(
     "hookline samples output/digits_convnet --iter 410",
     _RUN,
-    _arg("--iter", type=int, required=True, metavar="N", help="the step, as in metrics.json"),
+    _ITER,
 )
 def samples(args: argparse.Namespace) -> None:
     """Print the indices of the samples in the batch of a step.
@@ -229,7 +243,7 @@ def samples(args: argparse.Namespace) -> None:
     "hookline diverge output/first output/second",
     _RUN,
     _arg("other", metavar="OTHER", help="the folder of the run to compare with"),
-    _arg("--trainer", default="", metavar="NAME", help="the runs' trainer, as my_trainer:Trainer"),
+    "trainer",
     _arg("--no-replay", action="store_true", help="only compare the files"),
     _arg("--most", type=int, default=6, metavar="N", help="how many values of the step to show (6)"),
 )
@@ -271,12 +285,9 @@ def config(args: argparse.Namespace) -> None:
         print(differences(*map(resolved, args.words)) or "The configs are equal.")
     elif args.tool == "check":
         from hookline.engine import check_config
-        from hookline.engine.options import check_options, merge_options
 
         args.config_file, *args.opts = args.words
-        cfg = merge_options(args)
-        check_options(args, cfg)
-        check_config(cfg)
+        check_config(_config(args))
         print(f"{word}: valid")
     else:
         from hookline.cli.explain import explain
@@ -311,11 +322,9 @@ def find_lr(args: argparse.Namespace) -> None:
 
     Nothing is written.
     """
-    from hookline.engine.options import check_options, merge_options
     from hookline.engine.program.find import find_lr
 
-    cfg = merge_options(args)
-    check_options(args, cfg)
+    cfg = _config(args)
     sweep = find_lr(cfg, args.min_lr, args.max_lr, args.num_iter)
     print(f"{'lr':>10}  {'loss':>10}  {'smoothed':>10}")
     rows = list(zip(sweep.lrs, sweep.losses, sweep.smoothed, strict=True))
@@ -341,12 +350,9 @@ def find_batch_size(args: argparse.Namespace) -> None:
 
     Tries growing batches until the GPU is out of memory.
     """
-    from hookline.engine.options import check_options, merge_options
     from hookline.engine.program.find import find_batch_size
 
-    cfg = merge_options(args)
-    check_options(args, cfg)
-    print(f"DATALOADER.BATCH_SIZE {find_batch_size(cfg, args.max_size)}")
+    print(f"DATALOADER.BATCH_SIZE {find_batch_size(_config(args), args.max_size)}")
 
 
 @_command(
