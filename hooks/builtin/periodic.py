@@ -116,6 +116,10 @@ class PeriodicCheckpointer(HookBase):
         self.checkpointer.wait()  # the last step's save may be under way
         if trainer.finished_iter < 0 or trainer.start_iter > trainer.max_iter:
             return
+        if trainer.stopped and trainer.finished_iter < trainer.start_iter:  # at once, as EarlyStopping after a resume
+            last = os.path.basename(self.checkpointer.get_checkpoint_file())
+            if last.startswith(f"{self.file_prefix}_final"):
+                return
         if not trainer.interrupted:
             self.save(f"{self.file_prefix}_final", iteration=trainer.finished_iter)
         elif self._saved_iter != trainer.finished_iter:

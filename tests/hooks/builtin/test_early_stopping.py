@@ -1,9 +1,12 @@
+import os
+
 import pytest
 import torch
 from small_runs import Net
 
 from hookline.engine import SimpleTrainer, TrainerBase
-from hookline.hooks import EarlyStopping, EvalHook
+from hookline.engine.checkpoint import Checkpointer
+from hookline.hooks import EarlyStopping, EvalHook, PeriodicCheckpointer
 
 
 class Losses(TrainerBase):
@@ -57,3 +60,18 @@ def test_it_stops_after_so_many_evaluations_without_an_improvement(values, argum
     stopping = EarlyStopping("val/a", patience=2, **arguments)
     trainer.register_hooks([EvalHook(1, lambda: {"val": {"a": next(remaining)}}), stopping])
     assert (trainer.train(0, len(values)).iteration, stopping.best) == (iteration, best)
+
+
+def test_a_resume_that_stops_at_once_does_not_save_again(tmp_path):
+    def run(resume):
+        model = Net()
+        trainer = SimpleTrainer(model, [torch.ones(1, 2)], torch.optim.SGD(model.parameters(), 0.1))
+        checkpointer = Checkpointer(model, str(tmp_path), trainer=trainer)
+        stopping = EarlyStopping("val/a", patience=2)
+        evaluation = EvalHook(1, lambda: {"val": {"a": 1}})
+        trainer.register_hooks([evaluation, stopping, PeriodicCheckpointer(checkpointer, 0)])
+        checkpointer.resume_or_load("", resume=resume)
+        result = trainer.train(trainer.finished_iter + 1, 20)
+        return result.iteration, result.reason, os.stat(tmp_path / "model_final.pth").st_mtime_ns
+
+    assert run(resume=False) == run(resume=True)
