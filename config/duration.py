@@ -1,9 +1,8 @@
 """One type for every length and period: ``500``, ``"500it"``, ``"2ep"``, ``"30min"``."""
 
-import math
 import re
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Literal, cast
 
 from .errors import ConfigError
@@ -39,16 +38,10 @@ class Duration:
     unit: Literal["it", "ep", "s"] = "it"
 
     def __post_init__(self) -> None:
-        if self.unit not in ("it", "ep", "s"):
-            raise ConfigError(f"a duration's unit is 'it', 'ep' or 's', not {self.unit!r}")
-        is_number = isinstance(self.value, Real) and not isinstance(self.value, bool)
-        if not is_number or (isinstance(self.value, float) and not math.isfinite(self.value)):
-            raise ConfigError(f"a duration needs a finite number, not {self.value!r}")
-        if self.value < 0:
-            raise ConfigError(f"a duration cannot be negative: {self.value!r}; 0 means never")
         most = _MOST_SECONDS if self.unit == "s" else _MOST_COUNTED
-        if self.value > most:
-            raise ConfigError(f"a duration is at most {most}{self.unit}, not {self.value!r}")
+        is_number = isinstance(self.value, Real) and not isinstance(self.value, bool)
+        if not is_number or not 0 <= self.value <= most:
+            raise ConfigError(f"{self.value!r} is no number from 0, which means never, to {most}")
         # 500.0 and 500 iterations compare and print the same.
         value = int(self.value) if self.value == int(self.value) else float(self.value)
         if self.unit == "it" and isinstance(value, float):
@@ -58,12 +51,13 @@ class Duration:
             object.__setattr__(self, "unit", "it")
 
     @classmethod
-    def parse(cls, x: Any) -> "Duration":
+    def parse(cls, x: Any, forms: str = FORMS) -> "Duration":
         """Parse a duration.
 
         Args:
             x: an int (iterations), a string such as ``"500"``, ``"500it"``, ``"0.5ep"``, ``"45s"``, ``"30min"``,
                 ``"1.5h"``, or a Duration. 0, None and ``""`` mean never.
+            forms: the forms that the error lists.
 
         Returns:
             The duration.
@@ -71,7 +65,18 @@ class Duration:
         Raises:
             ConfigError: it is none of these; the message lists the forms.
         """
-        return cls._parse(x, FORMS)
+        if isinstance(x, Duration):
+            return x
+        match = _PATTERN.fullmatch(x or "0") if isinstance(x, str | None) else None
+        number, spelling = (float(match[1].replace("_", "")), match[2].lower()) if match else (x, "")
+        problem = f"{x!r} is not a duration; write {forms}"
+        if (isinstance(x, str) and not match) or spelling not in SPELLINGS:
+            raise ConfigError(problem)
+        unit, scale = SPELLINGS[spelling]
+        try:
+            return cls(number * scale if match else number, cast(Literal["it", "ep", "s"], unit))
+        except ConfigError as error:
+            raise ConfigError(f"{problem} ({error})") from None
 
     @classmethod
     def parse_length(cls, x: Any) -> "Duration":
@@ -86,7 +91,7 @@ class Duration:
         Raises:
             ConfigError: it is not a duration, or a time.
         """
-        duration = cls._parse(x, LENGTH_FORMS)
+        duration = cls.parse(x, LENGTH_FORMS)
         if duration.unit == "s":
             raise ConfigError(f"{x!r} is a time; write {LENGTH_FORMS}. SOLVER.TIME_LIMIT stops a run after a time")
         return duration
@@ -122,7 +127,7 @@ class Duration:
         Raises:
             ConfigError: it is not a duration, or not a time.
         """
-        duration = cls._parse(x, TIME_FORMS)
+        duration = cls.parse(x, TIME_FORMS)
         if duration and duration.unit != "s":
             raise ConfigError(f"{x!r} is not a time; write {TIME_FORMS}")
         return duration
@@ -137,28 +142,6 @@ class Duration:
         if not isinstance(values, list | tuple):
             raise ConfigError(f"{values!r} is not a list; write lengths as (3000, 4000) or ('10ep', '15ep')")
         return [cls.parse_length(value) for value in values]
-
-    @classmethod
-    def _parse(cls, x: Any, forms: str) -> "Duration":
-        if isinstance(x, Duration):
-            return x
-        if x is None or x == "":
-            return cls(0)
-        number: int | float
-        problem, spelling = f"{x!r} is not a duration; write {forms}", ""
-        if isinstance(x, Real) and not isinstance(x, bool):
-            number = int(x) if isinstance(x, Integral) else float(x)
-        elif isinstance(x, str) and (match := _PATTERN.fullmatch(x)) and match[2].lower() in SPELLINGS:
-            number, spelling = float(match[1].replace("_", "")), match[2].lower()
-        else:
-            raise ConfigError(problem)
-        if number < 0:
-            raise ConfigError(f"{x!r} is negative; write {forms}")
-        unit, scale = SPELLINGS[spelling]
-        try:
-            return cls(number * scale, cast(Literal["it", "ep", "s"], unit))
-        except ConfigError as error:
-            raise ConfigError(f"{problem} ({error})") from None
 
     def iterations(self, iters_per_epoch: int | None = None) -> int:
         """Convert to iterations.
