@@ -15,7 +15,7 @@ from fvcore.common.config import CfgNode as _FvcoreCfgNode
 from .errors import ConfigError, UnknownKeyError, misspelt, suggest
 from .other_names import hint_of_epochs, key_for
 from .registry import args_key
-from .values import MISSING, Typed, clean, coerce, literal, same
+from .values import MISSING, Typed, clean, literal, same
 from .yaml_files import dump_text, load_layers, load_text, pairs_of
 
 logger = logging.getLogger(__name__)
@@ -312,10 +312,12 @@ class CfgNode(_FvcoreCfgNode):
                     raise UnknownKeyError(f"{full_key} was renamed to {new}")
                 if not self.is_new_allowed():
                     raise _unknown_key(root, full_key, "." in key, value)
-            expected = self._type_of(key)
-            if decode and isinstance(value, str) and expected is not str:
+            typed = self.typed(key)
+            if isinstance(old, CfgNode) and self._takes_name(key, value):
+                typed = Typed("", str)
+            if decode and isinstance(value, str) and typed.type is not str:
                 value, decode = literal(value), False
-            if _is_section(value) and (isinstance(old, CfgNode) or expected is object):
+            if _is_section(value) and typed.type in (CfgNode, object):
                 if not isinstance(old, CfgNode):
                     old = type(self)(new_allowed=True)
                     dict.__setitem__(self, key, old)
@@ -323,17 +325,15 @@ class CfgNode(_FvcoreCfgNode):
                     old.clear()
                 old._merge(value, root, f"{full_key}.", decode)
                 continue
-            if isinstance(old, CfgNode) and self._takes_name(key, value):
-                expected = str
-            elif isinstance(old, CfgNode) and expected is not object:
+            if typed.type is CfgNode:
                 if value is None:
                     logger.warning("the section %s is empty, so it changes nothing", full_key)
                     continue
-                hint = next((f"; set {full_key}.{name}" for name in ("NAME", "ENABLED") if name in old), "")
+                hint = next((f"; set {full_key}.{name}" for name in ("NAME", "ENABLED") if name in self[key]), "")
                 kind = type(value).__name__
                 raise ConfigError(f"{full_key}: expected a mapping of keys, got {value!r} ({kind}){hint}")
             try:
-                value = coerce(value, self._declared.get(key), expected)
+                value = typed.parse(value)
             except ConfigError as error:
                 raise ConfigError(f"{full_key}: {error}") from error
             arguments = dict.get(self, args_key(key))
@@ -344,14 +344,14 @@ class CfgNode(_FvcoreCfgNode):
     def _takes_any_key(self) -> bool:
         return self.is_new_allowed() and self._section is None
 
-    def _type_of(self, key: str) -> type:
-        """Return the type that merges convert the value of a key to; ``object``: any."""
-        if key in self._declared:
-            return self._declared[key].type
+    def typed(self, key: str) -> Typed:
+        """Return what a key of this node takes: its declaration, or the type of its value."""
         value = dict.get(self, key)
+        if key in self._declared:
+            return self._declared[key]
         if value is None or self._takes_any_key():
-            return object
-        return str if isinstance(value, str) else type(value)
+            return Typed(None, object)
+        return Typed(value, next((kind for kind in (str, CfgNode) if isinstance(value, kind)), type(value)))
 
     @classmethod
     def load_cfg(cls, cfg_file_obj_or_str: str | IO[str]) -> CfgNode:
@@ -368,10 +368,6 @@ class CfgNode(_FvcoreCfgNode):
         """
         text = cfg_file_obj_or_str if isinstance(cfg_file_obj_or_str, str) else cfg_file_obj_or_str.read()
         return cls(load_text(text, str(getattr(cfg_file_obj_or_str, "name", "YAML text"))))
-
-    def declared(self, key: str) -> Typed | None:
-        """Return the declared type of a key of this node, or None."""
-        return self._declared.get(key)
 
 
 def _is_section(value: Any) -> bool:

@@ -122,6 +122,17 @@ class Typed:
             raise ConfigError(f"must be at most {self.max}, not {value}")
         return value
 
+    def parse(self, value: Any) -> Any:
+        """As :meth:`check`, for a value of any source. Text is parsed if the key takes no text, as in yacs."""
+        value = clean(value)
+        try:
+            return self.check(value)
+        except ConfigError:
+            parsed = literal(value) if type(value) is str else value
+            if parsed == value:
+                raise
+            return self.check(parsed)
+
 
 @dataclass(frozen=True)
 class OneOf:
@@ -167,30 +178,6 @@ def convert(value: Any, expected: type) -> Any:
         with suppress(OverflowError):  # an int that no float can hold
             return new(value)
     raise ConfigError(f"expected {expected.__name__}, got {value!r} ({type(value).__name__})")
-
-
-def coerce(value: Any, declared: Typed | None, expected: type) -> Any:
-    """Check and convert a merged value for its key. Text is parsed if the key takes no text, as in yacs.
-
-    Args:
-        value: from a file, a command line or another config.
-        declared: the key's declaration, or None.
-        expected: without a declaration, the type to convert to.
-
-    Returns:
-        The value for the key.
-
-    Raises:
-        ConfigError: the key does not take it; the message does not name the key.
-    """
-    check = declared.check if declared else partial(convert, expected=expected)
-    value = clean(value)
-    try:
-        return check(value)
-    except ConfigError:
-        if type(value) is not str or literal(value) == value:
-            raise
-        return check(literal(value))
 
 
 # ---------------------------------------------------------------------- text and plain data
@@ -284,9 +271,6 @@ class ObjectName(str):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return ObjectName, (self.value, self.is_component)
-
-    def __copy__(self) -> "ObjectName":
-        return self
 
     def __deepcopy__(self, memo: Any) -> "ObjectName":
         return self

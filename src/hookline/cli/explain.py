@@ -94,7 +94,7 @@ def _about_key(cfg: CfgNode, key: str) -> Iterator[str]:
     yield from (key, f"  {comment}")
     if not isinstance(node, CfgNode):
         yield f"  default: {_text(node)}"
-        yield f"  type: {_type_text(section.declared(part) or Typed(node, type(node)))}"
+        yield f"  type: {_type_text(section.typed(part))}"
     for named_by in _KEYS:
         if named_by.key == key:
             yield "  names (arguments: hookline config explain NAME), or package.module:Name of your own:"
