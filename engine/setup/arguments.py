@@ -26,43 +26,38 @@ from ..data.datasets import ArrayDataset
 
 logger = logging.getLogger(__name__)
 
-_COMPONENTS = {"model": "MODEL.NAME", "loss": "MODEL.LOSS.NAME", "lr_scheduler": "SOLVER.LR_SCHEDULER_NAME"}
-"""Arguments that are components of keys."""
 _KEYS = {
+    "model": "MODEL.NAME",
+    "train_data": "DATASETS.TRAIN",
+    "test_data": "DATASETS.TEST",
+    "optimizer": "SOLVER.OPTIMIZER.NAME",
+    "lr": "SOLVER.BASE_LR",
+    "lr_scheduler": "SOLVER.LR_SCHEDULER_NAME",
+    "loss": "MODEL.LOSS.NAME",
+    "metrics": "TEST.METRICS",
     "length": "SOLVER.MAX_ITER",
     "batch_size": "DATALOADER.BATCH_SIZE",
     "eval_period": "TEST.EVAL_PERIOD",
     "monitor": "CHECKPOINT.BEST.METRIC",
     "monitor_mode": "CHECKPOINT.BEST.MODE",
+    "hooks": "HOOKS",
     "output_dir": "OUTPUT_DIR",
     "seed": "SEED",
-    "lr": "SOLVER.BASE_LR",
 }
-"""Arguments that are values of keys."""
-
-_OTHERS = {
-    "DATASETS.TRAIN": "train_data",
-    "DATASETS.TEST": "test_data",
-    "HOOKS": "hooks",
-    "TEST.METRICS": "metrics",
-    "SOLVER.OPTIMIZER.NAME": "optimizer",
-}
-"""Other keys with an argument."""
+"""The key that each argument sets."""
 
 
-def unknown_argument(name: str, value: Any, arguments: Iterable[str], method: str = "Trainer") -> MismatchError:
+def unknown_argument(name: str, value: object, arguments: Iterable[str], method: str = "Trainer") -> MismatchError:
     """Return the error of an argument that ``Trainer`` or its ``train`` does not have, with what means the same."""
     key = key_for(name)
-    own = _OTHERS | {key: argument for argument, key in (_COMPONENTS | _KEYS).items()}
+    argument = next((one for one, own_key in _KEYS.items() if own_key == key), "")
     if key == "--resume" or (key == "MODEL.WEIGHTS" and method == "train"):
         hint = f": it is called resume, train(resume={value!r})"
     elif key == "--num-gpus":
         hint = ": processes are started by torchrun, by launch(), or by --num-gpus of a command"
-    elif key == "SOLVER.MAX_ITER":
-        shown = f"{value}ep" if hint_of_epochs(name) else value
-        hint = f": it is called length, Trainer(..., length={shown!r})"
-    elif key in own:
-        hint = f": it is called {own[key]}, Trainer(..., {own[key]}=...)"
+    elif argument:
+        shown = "..." if argument != "length" else repr(f"{value}ep" if hint_of_epochs(name) else value)
+        hint = f": it is called {argument}, Trainer(..., {argument}={shown})"
     elif key:
         hint = f': it is a key, config={{"{key}": ...}}'
     else:
@@ -77,9 +72,9 @@ def config_of_arguments(**arguments: Any) -> CfgNode:
         ConfigError: an argument is wrong.
     """
     with errors_at("Trainer(config=...)"):
-        cfg = _base(arguments["config"])
+        cfg = _base(arguments.pop("config"))
     for argument, value in arguments.items():
-        if value is not None and argument != "config":
+        if value is not None:
             with errors_at(f"Trainer({argument}=...)"):
                 _set_argument(cfg, argument, value, arguments)
     if not cfg.DATASETS.TRAIN:
@@ -103,11 +98,12 @@ def _set_argument(cfg: CfgNode, argument: str, value: Any, arguments: Mapping[st
         cfg.TEST.METRICS = [_entry(one, name) for name, one in value.items()] if by_name else _entries(value)
     elif argument == "hooks":
         cfg.HOOKS = [*cfg.HOOKS, *_entries(value)]
-    elif argument in _COMPONENTS:
-        if isinstance(value, LRScheduler) and value.optimizer is not arguments["optimizer"]:
-            raise ConfigError("it belongs to another optimizer; pass its class and arguments, or the optimizer")
-        is_component = not inspect.isclass(value) if argument == "loss" else None
-        _set_component(cfg, _COMPONENTS[argument], value, is_component)
+    elif (
+        argument == "lr_scheduler" and isinstance(value, LRScheduler) and value.optimizer is not arguments["optimizer"]
+    ):
+        raise ConfigError("it belongs to another optimizer; pass its class and arguments, or the optimizer")
+    elif args_key(_KEYS[argument]):
+        _set_component(cfg, _KEYS[argument], value, not inspect.isclass(value) if argument == "loss" else None)
     else:
         cfg.merge_from_pairs([(_KEYS[argument], value)])
 
@@ -141,21 +137,18 @@ def _named(value: Any, is_component: bool | None = None) -> tuple[str, dict[str,
 
 
 def _set_component(cfg: CfgNode, key: str, value: Any, is_component: bool | None = None) -> CfgNode:
-    """Set the component of ``key``, and return its arguments: its own and those that the config has for it."""
+    """Set the component of ``key``. Its arguments have precedence over those of the config, which are returned, too."""
     *section, last = key.split(".")
     node, default = reduce(getitem, section, cfg), reduce(getitem, section, _base(None))
     name, args = _named(value, is_component)
-    args_of = args_key(last) or ""
-    of_config, full_key = dict(node[args_of]), f"{'.'.join(section)}.{args_of}"
-    if of_config and node[last] not in (default[last], name):
+    own = args_key(last) or ""
+    if node[own] and node[last] not in (default[last], name):
         logger.warning("%s is %s; %s of the config, and its arguments, are not used", key, name, node[last])
-        of_config = {}
-    if of_config and isinstance(name, ObjectName) and name.is_component:
-        raise ConfigError(f"an object is built already, and cannot take {full_key} of the config: pass its class")
-    if twice := [one for one in args if one in of_config]:
-        raise ConfigError(f"{twice[0]} is given here, and as {full_key}.{twice[0]} in the config: give one of them")
-    node[last], node[args_of] = name, CfgNode({**of_config, **args}, new_allowed=True)
-    return node[args_of]
+        node[own].clear()
+    if node[own] and isinstance(name, ObjectName) and name.is_component:
+        raise ConfigError(f"an object is built already, and cannot take {args_key(key)} of the config: pass its class")
+    node[last], node[own] = name, CfgNode({**node[own], **args}, new_allowed=True)
+    return node[own]
 
 
 def _with_objects(cfg: CfgNode, value: Any, key: str = "") -> Any:
