@@ -3,13 +3,14 @@
 import logging
 import os
 import platform
+import re
 import shlex
 import sys
 from typing import Any
 
 import torch
 
-from ...config import MISSING, CfgNode, ConfigError, component, get_cfg, name_of
+from ...config import MISSING, CfgNode, ConfigError, get_cfg, name_of
 from ...config.atomic import shown_path
 from ...hooks.base import EVENTS
 from ...hooks.builtin.interruption import is_session
@@ -38,23 +39,16 @@ def describe_config(cfg: CfgNode) -> str:
 
 
 def _data(trainer: Any) -> str:
-    """Return the training data and its size, and the names of the test data with the sizes that are known."""
-    cfg = trainer.cfg
-    train = ", ".join(map(_name, cfg.DATASETS.TRAIN)) or "data of build_train_loader()"
-    size = _size(getattr(getattr(trainer, "data_loader", None), "dataset", None))  # an inner trainer may have it
-    epoch = f", {trainer.iters_per_epoch:,} iterations an epoch" if trainer.iters_per_epoch else ""
-    tests = [f"{_name(entry)}{_size(getattr(component(entry)[0], 'value', None))}" for entry in cfg.DATASETS.TEST]
-    return f"{train}{size}{epoch}" + (f"; tested on {', '.join(tests)}" if tests else "")
-
-
-def _name(entry: Any) -> str:
-    """Return a data set's name; of an object that has none, its class."""
-    return name_of(entry).removesuffix(">").rpartition(".")[2] if name_of(entry).startswith("<") else name_of(entry)
-
-
-def _size(data: Any) -> str:
-    length = length_of(data)
-    return "" if length is None else f" ({length:,} samples)"
+    """Return the training data and its size, and the names of the test data."""
+    cfg, loader = trainer.cfg, getattr(trainer, "data_loader", None)  # an inner trainer may have it
+    text = ", ".join(map(name_of, cfg.DATASETS.TRAIN)) or "data of build_train_loader()"
+    if (size := length_of(getattr(loader, "dataset", None))) is not None:
+        text += f" ({size:,} samples)"
+    if trainer.iters_per_epoch:
+        text += f", {trainer.iters_per_epoch:,} iterations an epoch"
+    if cfg.DATASETS.TEST:
+        text += f"; tested on {', '.join(map(name_of, cfg.DATASETS.TEST))}"
+    return re.sub(r"<object [^>]*?(\w+)>", r"\1", text)  # an object's class
 
 
 def describe_run(trainer: Any) -> str:

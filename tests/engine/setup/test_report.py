@@ -36,9 +36,7 @@ def test_the_start_shows_data_hooks_and_model_and_the_end_the_best(tmp_path):
     trainer = make(tmp_path / "run", config={"CHECKPOINT.BEST.METRIC": "test/accuracy"})
     trainer.train()
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert re.search(
-        r"Data: .*ArrayDataset>? \(12 samples\), 3 iterations an epoch; tested on test \(12 samples\)", log
-    )
+    assert "Data: ArrayDataset (12 samples), 3 iterations an epoch; tested on test\n" in log
     assert "Hooks: IterationTimer, SignalHandler, LRScheduler, " in log
     assert re.search(r"Layers:\n +layer +type +parameters", log)
     assert re.search(r"\n  fc +Linear +6\n", log)
