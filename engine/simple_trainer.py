@@ -309,7 +309,7 @@ class SimpleTrainer(TrainerBase):
         self.batches.skip_epoch()
 
     def _begin_epoch(self) -> None:
-        if self.batches.ended and not self.batches.is_loaded:
+        if self.batches.ended and self.batches.loaded is None:
             self.batches.next_epoch()
         self.before_epoch()
         self.batches.begin_epoch()  # of another loader, if a hook has replaced it

@@ -5,6 +5,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from ...config import ConfigError
@@ -51,6 +52,9 @@ class EpochIterator:
         epoch: number of the epoch, from 0.
         position: batches read in the epoch.
         num_samples: number of samples in the last batch or micro-batch; None if the loader does not know it.
+        loaded: the position that was loaded, until its next batch is read; otherwise None.
+        differs_by_rank: whether the loader has a state of its own, which is that of this rank.
+        has_indices: whether the indices of the loader's samples can be known.
     """
 
     def __init__(self, loader: Any, length: Length = None, listener: Any = None) -> None:
@@ -69,13 +73,15 @@ class EpochIterator:
         self.position = 0
         self.num_samples: int | None = None
         self._stateful = has_state(self.loader)
-        self._sampler: Any = None
+        self.differs_by_rank = self._stateful and not isinstance(self.loader, StreamLoader)
         self._measure()
+        in_order = getattr(self.loader, "in_order", True) and not self._stateful
+        self.has_indices = isinstance(self._sampler, GlobalBatchSampler) and in_order
         self._pass = 0  # number of the pass, if epochs are only counted
         self._samples = 0  # samples (over all ranks) before the next batch, in the present pass
         self._iterator: Iterator[Any] | None = None
         self._skipping = False
-        self._state: Mapping[str, Any] | None = None  # a loaded state whose next batch was not read yet
+        self.loaded: Mapping[str, Any] | None = None
         self._begun = -1  # the last epoch that begin_epoch() was called in
         # The indices of the last batch, and of those that workers read ahead.
         self._placed: PlacedBatch | None = None
@@ -106,7 +112,7 @@ class EpochIterator:
             read = self._start_over()
         self.position += 1
         self._samples += self._size
-        self._state = None
+        self.loaded = None
         if self._noted:
             self._placed = self._noted.popleft()
         found: list[SizedBatch] = read if type(read) is Collated else [(read, None)]
@@ -151,7 +157,7 @@ class EpochIterator:
 
         Call this before restoring random generators: DataLoaders draw a number, and may start workers, when they start.
         """
-        state = self._state
+        state = self.loaded
         if state is None or self._iterator is not None:
             return
         if not state.get("skipped") if "loader" in state else state["position"]:
@@ -177,29 +183,13 @@ class EpochIterator:
                 "stay as they were computed when the trainer was built",
                 *(self.epoch, self.length, before),
             )
-        if self._state is not None and not self._stateful:
-            self._seek(self._state)
-
-    @property
-    def differs_by_rank(self) -> bool:
-        """Whether the loader has a state of its own, which is that of this rank."""
-        return self._stateful and not isinstance(self.loader, StreamLoader)
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether a position was loaded, and no batch was read since."""
-        return self._state is not None
+        if self.loaded is not None and not self._stateful:
+            self._seek(self.loaded)
 
     @property
     def ended(self) -> bool:
         """Whether the last batch read is the last of its epoch, if the length is known."""
         return self.position == self.length or self._skipping
-
-    @property
-    def has_indices(self) -> bool:
-        """Whether the indices of the loader's samples can be known."""
-        sampler = getattr(self.loader, "batch_sampler", None)
-        return isinstance(sampler, GlobalBatchSampler) and getattr(self.loader, "in_order", True) and not self._stateful
 
     @property
     def indices(self) -> list[int]:
@@ -243,7 +233,7 @@ class EpochIterator:
         If a position was loaded, and no batch was read since, this loader is positioned there. If batches of the epoch
         were read, the next batch starts a new epoch.
         """
-        state, begun = self._state, self.position > 0
+        state, begun = self.loaded, self.position > 0
         self._read_from(loader, self._length)
         if state is not None:
             self.load_state_dict(state)
@@ -267,7 +257,7 @@ class EpochIterator:
                 # The pass ends before the next epoch begins: after its last index a sampler may draw once more.
                 rest = next(self._iterator, _END)
                 self._iterator = None if rest is _END else chain([rest], self._iterator)
-        self._skipping, self._state = False, None
+        self._skipping, self.loaded = False, None
         self.epoch += 1
         self.position = 0
 
@@ -290,15 +280,13 @@ class EpochIterator:
             state["batch_size"] = self._size
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position. The sampler starts there; no batch is read for it.
 
-        With another batch size, the position is that of the same sample. If the epoch has no batch left, it ends.
-
-        Returns:
-            Whether the loader could be positioned. If not, its epoch starts from the beginning.
+        With another batch size, the position is that of the same sample. If the epoch has no batch left, it ends. If
+        the loader cannot be positioned, its epoch starts from the beginning, with a warning.
         """
-        self._iterator, self._state, self._begun = None, state, -1
+        self._iterator, self.loaded, self._begun = None, state, -1
         self.epoch, self._pass, self._samples = state["epoch"], state.get("pass", 0), 0
         if not self._stateful or "loader" not in state:
             return self._seek(state)
@@ -306,32 +294,29 @@ class EpochIterator:
         self.position, self._skipping = state["position"], False
         if state.get("skipped"):
             self._start()  # makes the loader use its state; the rest of that epoch is skipped
-        return True
 
-    def _seek(self, state: Mapping[str, Any]) -> bool:
+    def _seek(self, state: Mapping[str, Any]) -> None:
         """Go to the loaded position of a loader without a state of its own."""
         position, samples, size = state["position"], state.get("samples", 0), self._size
         self.position = self._samples = 0
         self._skipping = False
-        if not position and not samples:
-            return True
         if not samples or not self._can_seek:
-            logger.warning(
-                "The data loader cannot start in the middle of an epoch (it has neither set_epoch(epoch, start) nor "
-                "state_dict(); see docs/data.md): epoch %d starts from its beginning",
-                self.epoch,
-            )
-            return False
+            if position or samples:
+                logger.warning(
+                    "The data loader cannot start in the middle of an epoch (it has neither set_epoch(epoch, start) "
+                    "nor state_dict(); see docs/data.md): epoch %d starts from its beginning",
+                    self.epoch,
+                )
+            return
         self._samples = samples
         if self._endless:  # the batches of the epoch, in the present batch size
             self.position = min(position * state.get("batch_size", size) // size, self.length - 1)
-            return True
+            return
         left = self._sampler.batches_after(samples) if hasattr(self._sampler, "batches_after") else None
         read = -(-samples // size) if left is None else self.length + self._cut - left
         # None is left if the rest is less than a batch, and DROP_LAST is set; or the data set is shorter now.
         self._skipping = self.length is not None and read >= self.length
         self.position = 0 if self._skipping else read
-        return True
 
     def _measure(self) -> None:
         """Set what depends on the loader's length."""
@@ -347,8 +332,10 @@ class EpochIterator:
         # Unused batches at the end of each pass.
         self._cut = 0 if own is None else own - self.length
         # The loader's batch sampler, its sampler or itself: the first that has set_epoch.
-        owners = getattr(self.loader, "batch_sampler", None), getattr(self.loader, "sampler", None), self.loader
-        self._sampler = next((owner for owner in owners if hasattr(owner, "set_epoch")), None)
+        self._sampler: Any = None
+        for owner in (getattr(self.loader, "batch_sampler", None), getattr(self.loader, "sampler", None), self.loader):
+            if self._sampler is None and hasattr(owner, "set_epoch"):
+                self._sampler = owner
         self._size = getattr(self._sampler, "batch_size", None) or 0
         self._can_seek = bool(self._size) and not self._stateful and takes_start(self._sampler)
 
@@ -410,7 +397,7 @@ def set_data_loader(trainer: Any, loader: Any) -> None:
 
 def check_indices(trainer: Any) -> None:
     """Raise a ConfigError if a hook of a trainer needs the indices of samples, and its data has none."""
-    if any(hook.uses_indices for hook in trainer.hooks.hooks) and not trainer.batches.has_indices:
+    if any(map(attrgetter("uses_indices"), trainer.hooks.hooks)) and not trainer.batches.has_indices:
         raise ConfigError(
             "a hook has uses_indices = True, and the training data has no indices: they are known for a map-style "
             "data set that is passed or named itself, and for a DataLoader with a GlobalBatchSampler"

@@ -71,7 +71,7 @@ def test_a_resume_with_other_workers_reads_the_same_bytes(sampler, killed_after)
     whole = read(EpochIterator(make_loader(sampler=sampler), PER_EPOCH), 2 * PER_EPOCH)
     before, after = (EpochIterator(make_loader(workers, sampler=sampler), PER_EPOCH) for workers in (1, 0))
     assert read(before, killed_after) == whole[:killed_after]
-    assert after.load_state_dict(before.state_dict())
+    after.load_state_dict(before.state_dict())
     assert read(after, 2 * PER_EPOCH - killed_after) == whole[killed_after:]
 
 
@@ -81,7 +81,8 @@ def test_ranks_together_read_the_same_samples_also_after_a_resume_on_other_ranks
         loaders = [make_loader(sampler=sampler, rank=rank, world_size=ranks) for rank in range(ranks)]
         iterators = [EpochIterator(loader, PER_EPOCH) for loader in loaders]
         for iterator in iterators:
-            assert state is None or iterator.load_state_dict(state)
+            if state is not None:
+                iterator.load_state_dict(state)
         # without the draws of the collate function, which depend on the rank's part
         parts = [[batch[:, :-1].tolist() for batch in islice(iterator, 8)] for iterator in iterators]
         return [list(chain(*step)) for step in zip(*parts, strict=True)], iterators[-1].state_dict()
