@@ -122,8 +122,7 @@ class ModelAdapter:
             self.on_count(local_part(count))
         output = self._run(call, batch)
         if type(output) is Tensor and self.loss is not None and not self.output_mapping:
-            loss = self.loss(output, target)  # the usual case, in few calls
-            return {"loss": loss} if type(loss) is Tensor and not loss.dim() else terms_of(loss)
+            return terms_of(self.loss(output, target))  # the usual case, in few calls
         return terms_of(self._apply_loss(self.predictions(output), target))
 
     def _own_losses(self, call: Call, batch: Any) -> dict[str, Any]:
@@ -147,8 +146,6 @@ class ModelAdapter:
             names = list(self.output_mapping.values())
             named = predictions if len(names) > 1 else {names[0]: predictions}
             return self.loss(**named, **{self._target_parameter: target})
-        if self._takes_tensor and not isinstance(predictions, Tensor):
-            raise MismatchError(f"{self._loss_name} takes one tensor, the model returned {describe(predictions)}")
         return self.loss(predictions, target)
 
     def predict(self, model: nn.Module, batch: Any) -> Any:

@@ -18,12 +18,6 @@ _CLEARER: tuple[tuple[str, type[Exception], str], ...] = (
         "layer), or the labels do not count from 0",
     ),
     (
-        r"^(Expected target size.*)",
-        MismatchError,
-        "torch's loss takes scores (N, classes, ...) for targets (N, ...): {0}. For scores (N, ..., classes) name the "
-        'loss: MODEL.LOSS.NAME "CrossEntropyLoss" (Trainer: loss="CrossEntropyLoss")',
-    ),
-    (
         "does not require grad and does not have a grad_fn",
         MismatchError,
         "the loss does not depend on the model's parameters: an output or the loss was detached (by detach(), "
@@ -64,8 +58,7 @@ def raise_clearer(error: Exception, batch: Any = None) -> None:
         raise clear from error
     if batch is None or isinstance(error, ConfigError):
         return
-    if not any(note.endswith(" as batch") for note in getattr(error, "__notes__", ())):
-        error.add_note(f"with {describe(batch)} as batch")
+    error.add_note(f"with {describe(batch)} as batch")
 
 
 def _is_text(part: Any) -> bool:

@@ -1,6 +1,5 @@
 """Options of ``MODEL`` for a built model: batch norm, memory format, activation checkpointing, compilation."""
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -16,8 +15,6 @@ from ...config.signatures import bind
 from ...hooks.common import describe_no_match, matches
 from .. import comm
 
-logger = logging.getLogger(__name__)
-
 
 def apply_model_options(cfg: CfgNode, model: nn.Module, device: torch.device) -> nn.Module:
     """Change a model as ``cfg.MODEL`` asks for it. Names of its weights stay.
@@ -25,11 +22,12 @@ def apply_model_options(cfg: CfgNode, model: nn.Module, device: torch.device) ->
     Raises:
         ConfigError: a pattern matches nothing, an argument is wrong, or the device cannot do it.
     """
-    if cfg.MODEL.SYNC_BATCHNORM:
-        model = _to_sync_batchnorm(model, device)
+    several = comm.get_world_size() > 1
+    if cfg.MODEL.SYNC_BATCHNORM and several and any(isinstance(module, _BatchNorm) for module in model.modules()):
+        if device.type == "cpu":
+            raise ConfigError("MODEL.SYNC_BATCHNORM: torch's SyncBatchNorm works on GPUs only, and MODEL.DEVICE is cpu")
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if cfg.MODEL.CHANNELS_LAST:
-        if not any(parameter.dim() == 4 for parameter in model.parameters()):
-            logger.warning("MODEL.CHANNELS_LAST does nothing: %s has no 2d convolutions", type(model).__name__)
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     checkpoint_activations(model, cfg.MODEL.ACTIVATION_CHECKPOINTING)
     if cfg.MODEL.COMPILE.ENABLED:
@@ -41,17 +39,6 @@ def apply_model_options(cfg: CfgNode, model: nn.Module, device: torch.device) ->
         except (RuntimeError, ValueError) as error:
             raise ConfigError(f"MODEL.COMPILE.ARGS: {error}") from error
     return model
-
-
-def _to_sync_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
-    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
-        logger.warning("MODEL.SYNC_BATCHNORM does nothing: %s has no batch norms", type(model).__name__)
-        return model
-    if comm.get_world_size() == 1:
-        return model
-    if device.type == "cpu":
-        raise ConfigError("MODEL.SYNC_BATCHNORM: torch's SyncBatchNorm works on GPUs only, and MODEL.DEVICE is cpu")
-    return nn.SyncBatchNorm.convert_sync_batchnorm(model)
 
 
 # ---------------------------------------------------------------------------- activation checkpointing

@@ -176,7 +176,7 @@ CROSS_ENTROPY = {"loss": nn.CrossEntropyLoss()}
         (Returns(SCORES), None, {}, r"float32 tensor \(2, 3\)"),
         (Returns({"cls": LOSS, "logits": SCORES}), None, {}, "logits"),
         (Returns({"loss": LOSS, "num_items": torch.zeros(2)}), None, {}, "num_items"),
-        (Returns([SCORES]), (0, 0), CROSS_ENTROPY, "CrossEntropyLoss.*list"),
+        (Returns([SCORES]), (0, torch.tensor(0)), CROSS_ENTROPY, "must be Tensor, not list"),
         (Returns({"a": 0, "b": 0}), (0, 0), {**CROSS_ENTROPY, "output_mapping": {"aa": "input"}}, "'aa'"),
         (Returns(0), (0, 0), {"loss": lambda output, target: SCORES}, "scalar"),
         (OneInput(), 0, {**CROSS_ENTROPY, "output_mapping": {"a": "inputs"}}, r"MODEL\.OUTPUT_MAPPING.*'input'"),
