@@ -122,7 +122,8 @@ class ModelAdapter:
             self.on_count(local_part(count))
         output = self._run(call, batch)
         if type(output) is Tensor and self.loss is not None and not self.output_mapping:
-            return terms_of(self.loss(output, target))  # the usual case, in few calls
+            loss = self.loss(output, target)  # the usual case, in few calls
+            return {"loss": loss} if type(loss) is Tensor and not loss.dim() else terms_of(loss)
         return terms_of(self._apply_loss(self.predictions(output), target))
 
     def _own_losses(self, call: Call, batch: Any) -> dict[str, Any]:

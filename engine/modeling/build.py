@@ -189,7 +189,7 @@ def check_input_mapping(cfg: CfgNode, target: Any) -> None:
     Raises:
         ConfigError: it does not have one.
     """
-    if inspect.isclass(target) and target.forward is not nn.Module.forward:
+    if inspect.isclass(target) and issubclass(target, nn.Module) and target.forward is not nn.Module.forward:
         taken = parameters_of(target.forward)
         if taken is not None and taken.positions:
             taken.keywords.pop(taken.positions.pop(0), None)  # self

@@ -12,6 +12,7 @@ from ...config import ConfigError
 from ...hooks.common import unwrap_model
 from ..modeling.adapters import ModelAdapter
 from .loss_weights import forward_backward_weighted
+from .protocol import StepTrainer
 
 
 def whole_step(model: nn.Module, optimizer: Any, compile_step: bool | Mapping[str, Any]) -> Any:
@@ -53,10 +54,10 @@ class AlternatingStep:
     def __init__(self) -> None:
         self._adapters: dict[str, tuple[ModelAdapter, nn.Module, Any]] = {}
 
-    def check(self, trainer: Any, usual: type) -> None:
+    def check(self, trainer: StepTrainer, usual: type) -> None:
         """Everything that a usual step supports works in turns, too."""
 
-    def run(self, trainer: Any, batch: Any, data_time: float) -> None:
+    def run(self, trainer: StepTrainer, batch: Any, data_time: float) -> None:
         """Run a step, except for reading its batch; see the class."""
         optimizers, adapter = trainer.optimizer, trainer.adapter
         total: Any = 0.0

@@ -1,6 +1,6 @@
 """Steps whose forward and backward pass are one graph, compiled by torch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,6 +11,7 @@ from ...config import CfgNode, ConfigError
 from ...config.signatures import bind
 from ...hooks.hook_list import hook_name
 from .. import comm
+from .protocol import StepTrainer
 
 # Methods of a trainer that a graph takes the place of, or that would not run it.
 _REPLACED = ("run_step", "forward_backward", "forward", "backward")
@@ -74,7 +75,7 @@ class CompiledStep:
             raise ConfigError(f"SOLVER.COMPILE_STEP_ARGS: {error}") from error
         self._ran = False
 
-    def check(self, trainer: Any, usual: type) -> None:
+    def check(self, trainer: StepTrainer, usual: type) -> None:
         """Check that the trainer's steps can run as a graph.
 
         Args:
@@ -84,31 +85,26 @@ class CompiledStep:
         Raises:
             ConfigError: they cannot; the message says why, and what to do.
         """
-        for problem in self._problems(trainer, usual):
+        hooks, own = trainer.hooks, type(trainer)
+        events = [event for event in ("before_forward", "after_forward", "before_backward") if hooks.listeners[event]]
+        inside = [f"the hook {hook_name(hooks.listeners[event][0][2])} listens to {event}" for event in events]
+        inside += [f"the hook {hook_name(hook)} uses the model's outputs" for hook in hooks.hooks if hook.uses_outputs]
+        for name in _REPLACED:
+            if name in vars(trainer) or getattr(own, name) is not getattr(usual, name):
+                inside.append(f"{own.__name__} overrides {name}()")
+        problem = ""
+        if inside:
+            problem = f"{inside[0]}, which is inside of the graph: move that into the model, the loss or another event"
+        elif trainer.grad_scaler is not None:
+            problem = "does not work with float16: set SOLVER.AMP.DTYPE to bfloat16"
+        elif trainer.accumulation_steps > 1:
+            problem = _MICRO_BATCHES
+        elif comm.get_world_size() > 1 or trainer.strategy.overridden("backward"):
+            problem = "works in one process only, without a backward pass of the strategy's own"
+        if problem:
             raise ConfigError(f"SOLVER.COMPILE_STEP: {problem}; or set COMPILE_STEP to False")
 
-    def _problems(self, trainer: Any, usual: type) -> Iterator[str]:
-        for event in ("before_forward", "after_forward", "before_backward"):
-            if trainer.hooks.listeners[event]:
-                hook = hook_name(trainer.hooks.listeners[event][0][2])
-                yield f"the hook {hook} listens to {event}, in the middle of the graph: remove the hook"
-        for hook in trainer.hooks.hooks:
-            if hook.uses_outputs:
-                yield f"the hook {hook_name(hook)} uses the model's outputs, which the graph does not return: remove it"
-        for name in _REPLACED:
-            if name in vars(trainer) or getattr(type(trainer), name) is not getattr(usual, name):
-                yield (
-                    f"{type(trainer).__name__} overrides {name}(), which would not be called: move what it does into "
-                    "the model, the loss or a hook, and remove it"
-                )
-        if trainer.grad_scaler is not None:
-            yield "does not work with float16: set SOLVER.AMP.DTYPE to bfloat16"
-        if trainer.accumulation_steps > 1:
-            yield _MICRO_BATCHES
-        if comm.get_world_size() > 1 or trainer.strategy.overridden("backward"):
-            yield "works in one process only, without a backward pass of the strategy's own"
-
-    def run(self, trainer: Any, batch: Any, data_time: float) -> None:
+    def run(self, trainer: StepTrainer, batch: Any, data_time: float) -> None:
         """Run a step, except for reading its batch. Checks, clipping and update are those of any step.
 
         Raises:
@@ -130,7 +126,7 @@ class CompiledStep:
         if not trainer.zero_grad_before_forward:
             trainer.zero_grad()
 
-    def _compute(self, trainer: Any, parameters: list[nn.Parameter], batch: Any) -> Result:
+    def _compute(self, trainer: StepTrainer, parameters: list[nn.Parameter], batch: Any) -> Result:
         parts = trainer.adapter, trainer.model, trainer.precision
         if self._ran:
             try:

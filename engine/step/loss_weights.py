@@ -14,9 +14,10 @@ from ..data.batches import batch_size_of
 from ..data.epoch_iterator import EpochIterator
 from ..data.loader import collates
 from ..modeling.outputs import Terms, num_terms
+from .protocol import StepTrainer
 
 
-def forward_backward_weighted(trainer: Any, parts: list[tuple[Any, int | None]]) -> dict[str, torch.Tensor]:
+def forward_backward_weighted(trainer: StepTrainer, parts: list[tuple[Any, int | None]]) -> dict[str, torch.Tensor]:
     """Compute losses and gradients of a batch in micro-batches, or of one that is shared by several ranks.
 
     Each micro-batch goes through the trainer's ``forward_backward``, and gradients add up.

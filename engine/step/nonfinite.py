@@ -13,6 +13,7 @@ from ...config import ConfigError
 from ...hooks.common import is_sharded, local_part, optimizers_of, start_momentum, unwrap_model
 from ...hooks.event_storage import EventStorage, get_event_storage
 from .. import comm
+from .protocol import StepTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,9 @@ class NonFinitePolicy:
         self._sharded = self._exchanges = False  # gradients: whether sharded; whether each rank has only a part
         self._flag, self._one = torch.zeros((), dtype=torch.float32), torch.ones((), dtype=torch.float32)
 
-    def check(self, trainer: Any, losses: Mapping[str, torch.Tensor], error: FloatingPointError | None = None) -> None:
+    def check(
+        self, trainer: StepTrainer, losses: Mapping[str, torch.Tensor], error: FloatingPointError | None = None
+    ) -> None:
         """Check a step after its backward passes and before its update.
 
         Args:
@@ -103,7 +106,7 @@ class NonFinitePolicy:
         elif not scaled:
             self.in_a_row = 0
 
-    def _prepare(self, trainer: Any) -> None:
+    def _prepare(self, trainer: StepTrainer) -> None:
         self._optimizer = trainer.optimizer
         self._waits, self._alone = trainer.device_type == "cpu", trainer.averaging_ranks == 1
         self._sharded = any(is_sharded(p) for group in trainer.optimizer.param_groups for p in group["params"])
@@ -121,7 +124,7 @@ class NonFinitePolicy:
         return (comm.all_reduce_sum(found) > 0).to(torch.float32) if self._exchanges else found
 
     def _check_on_device(
-        self, trainer: Any, gradients: list[torch.Tensor], losses: list[torch.Tensor], checks_losses: bool
+        self, trainer: StepTrainer, gradients: list[torch.Tensor], losses: list[torch.Tensor], checks_losses: bool
     ) -> None:
         found, own = torch.zeros((), dtype=torch.float32, device=losses[0].device), losses if checks_losses else []
         found = self._find([*gradients, *own] if self._alone else gradients, found)
@@ -133,9 +136,9 @@ class NonFinitePolicy:
         if len(self._unread) >= _MAX_UNREAD:
             self.raise_pending(trainer)
 
-    def scaled_step(self, trainer: Any) -> None:
+    def scaled_step(self, trainer: StepTrainer) -> None:
         """Update the weights and the scale; the gradient scaler skips the update if a gradient is NaN or infinite."""
-        scaler = trainer.grad_scaler
+        scaler: Any = trainer.grad_scaler
         for optimizer in optimizers_of(trainer.optimizer):
             if not optimizer.state:
                 start_momentum(optimizer)
@@ -149,7 +152,7 @@ class NonFinitePolicy:
         if scaler._scale is not None:  # get_scale() would wait for the device
             trainer.storage.put_scalar("grad_scale", scaler._scale, smoothing_hint=False)
 
-    def raise_pending(self, trainer: Any) -> None:
+    def raise_pending(self, trainer: StepTrainer) -> None:
         """Read the flags on the device and apply the policy.
 
         Raises:
@@ -168,7 +171,7 @@ class NonFinitePolicy:
             elif iteration != self._counted and (of_scaler or trainer.grad_scaler is None):
                 self.in_a_row = 0
 
-    def check_weights(self, trainer: Any, all_ranks: bool = False) -> None:
+    def check_weights(self, trainer: StepTrainer, all_ranks: bool = False) -> None:
         """Check weights and buffers before they are evaluated or saved: a finite gradient can make an infinite update.
 
         A buffer may be infinite, as masks are, but not NaN.
@@ -199,7 +202,7 @@ class NonFinitePolicy:
 
     # ------------------------------------------------------------------ the policy
 
-    def _apply(self, trainer: Any, iteration: int, text: str, late: bool = False) -> None:
+    def _apply(self, trainer: StepTrainer, iteration: int, text: str, late: bool = False) -> None:
         """Apply the policy to a step; ``late``: the update was due, and skipped on the device."""
         if self.policy == "raise":
             raise _error(text, iteration)
@@ -241,7 +244,7 @@ class NonFinitePolicy:
 
 
 def record_step(
-    trainer: Any,
+    trainer: StepTrainer,
     loss_dict: Mapping[str, torch.Tensor],
     data_time: float | None = None,
     prefix: str = "",
@@ -300,7 +303,7 @@ def write_metrics(
         check_finite(total, values, cur_iter)
 
 
-def detect_anomaly(trainer: Any, losses: torch.Tensor, loss_dict: Mapping[str, torch.Tensor]) -> None:
+def detect_anomaly(trainer: StepTrainer, losses: torch.Tensor, loss_dict: Mapping[str, torch.Tensor]) -> None:
     """Raise a FloatingPointError if the sum of the losses is NaN or infinite.
 
     It is ``_detect_anomaly`` of a trainer. If a subclass overrides that, with detectron2's arguments, its method is
@@ -347,13 +350,13 @@ def _part(tensor: Any) -> torch.Tensor:
     return part._values() if part.is_sparse else part
 
 
-def _named_parameters(trainer: Any) -> dict[str, nn.Parameter]:
+def _named_parameters(trainer: StepTrainer) -> dict[str, nn.Parameter]:
     """Return the parameters of the model and of its loss."""
     loss = getattr(trainer, "loss_module", None)
     return {**dict(unwrap_model(trainer.model).named_parameters()), **({} if loss is None else loss.named_parameters())}
 
 
-def _describe_gradients(trainer: Any, losses: Mapping[str, torch.Tensor]) -> str:
+def _describe_gradients(trainer: StepTrainer, losses: Mapping[str, torch.Tensor]) -> str:
     """Return an error text that names the parameters whose gradients are not finite; empty if none is on this rank."""
     named = _named_parameters(trainer)
     bad = [name for name, p in named.items() if p.grad is not None and not _part(p.grad).isfinite().all()]
