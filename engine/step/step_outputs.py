@@ -14,7 +14,7 @@ class KeptForHooks:
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, trainer: Any, owner: Any = None) -> Any:
+    def __get__(self, trainer: object, owner: type | None = None) -> Any:
         if trainer is None:
             return self
         raise AttributeError(
@@ -31,7 +31,7 @@ class StepOutputs(HookBase):
     watches the model.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: object) -> None:
         self._trainer: Callable[[], Any] = weakref.ref(trainer)
         self._watching = False
         self._handle: Any = None
