@@ -106,7 +106,8 @@ def check_for_script(cfg: CfgNode) -> dict[str, ConfigError]:
 
 def _is_meant(name: str, args: Any, known: Collection[str]) -> bool:
     """Whether a name and its arguments are meant for hookline, although it cannot build them."""
-    return bool(args) or is_object_text(name) or ":" in name or bool(misspelt(name, known))
+    # A known name without arguments that it needs may be that of a sampler which the script builds itself.
+    return bool(args) or is_object_text(name) or ":" in name or (name not in known and bool(misspelt(name, known)))
 
 
 def _errors(cfg: CfgNode, overridden: Collection[str] = ()) -> dict[tuple[str, ComponentKey], ConfigError]:
