@@ -86,24 +86,13 @@ def _train_batches(cfg: CfgNode, dataset: Any, parts: list[Any], seed: int) -> G
                 f"{type(parts[0]).__name__} (for a list a subclass) an attribute lengths, a list of ints"
             )
         return TokenBatchSampler(lengths, settings.MAX_TOKENS, seed=seed)
-    ratios = _ratios(cfg)
-    sampler = (
-        MixedSampler([len(part) for part in parts], ratios, seed)
-        if ratios
-        else SAMPLER_KEY.build(
-            cfg,
-            dataset=dataset,
-            data_source=dataset,
-            size=len(dataset),
-            batch_size=settings.BATCH_SIZE,
-            seed=seed,
-            seed_shuffle=seed,
-            seed_subset=seed,
-            rank=0,  # the batch sampler splits the stream of one sampler over the ranks
-            world_size=1,
-            num_replicas=1,
-        )
-    )
+    if ratios := _ratios(cfg):
+        sampler: Any = MixedSampler([len(part) for part in parts], ratios, seed)
+    else:
+        data = {"dataset": dataset, "data_source": dataset, "size": len(dataset), "batch_size": settings.BATCH_SIZE}
+        seeds = dict.fromkeys(("seed", "seed_shuffle", "seed_subset"), seed)
+        # The batch sampler splits the stream of one sampler over the ranks.
+        sampler = SAMPLER_KEY.build(cfg, **data, **seeds, rank=0, world_size=1, num_replicas=1)
     if isinstance(sampler, TrainingSampler):  # a subclass may not take rank and world_size
         sampler.yield_for_all_ranks()
     batches = GlobalBatchSampler(sampler, settings.BATCH_SIZE, settings.DROP_LAST, seed=seed)
@@ -226,9 +215,8 @@ def check_same_length(loader: Any, key: str) -> Any:
     if comm.get_world_size() == 1:
         return loader
     batches = getattr(loader, "batch_sampler", None)
-    is_split = isinstance(batches, GlobalBatchSampler) or isinstance(
-        getattr(batches, "sampler", None), InferenceSampler
-    )
+    sampler = getattr(batches, "sampler", None)
+    is_split = isinstance(batches, GlobalBatchSampler) or isinstance(sampler, InferenceSampler)
     lengths = comm.all_gather(len(loader.dataset) if is_split else None)
     for rank, length in enumerate(lengths):
         if None not in (length, lengths[0]) and length != lengths[0]:

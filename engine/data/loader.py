@@ -13,7 +13,7 @@ from ...config import ConfigError
 from ...config.errors import MismatchError
 from ...hooks.common import convert, length_of
 from .batch_sampler import PlacedBatch
-from .batches import CollateFn, SizedBatch, cut, present
+from .batches import CollateFn, SizedBatch, cut, present, trivial_batch_collator
 from .datasets import MapDataset
 from .seeding import COLLATE, SAMPLE, generators_for_reading, is_deterministic, seed_generators, stream_key
 from .workers import WorkerLoader, swapped
@@ -73,7 +73,7 @@ class SeededLoader(WorkerLoader):
 
     def _get_iterator(self) -> Any:
         reader = _BatchReader(self.dataset, self.collate_fn, self.sample_seed)
-        with swapped(self, dataset=reader, collate_fn=identity):
+        with swapped(self, dataset=reader, collate_fn=trivial_batch_collator):
             return super()._get_iterator()
 
 
@@ -101,11 +101,6 @@ class Collate:
         if self.parts > 1:
             pieces = list(filter(present, pieces)) or pieces[:1]
         return Collated([(self.collate(piece), present(piece)) for piece in pieces])
-
-
-def identity(batch: Any) -> Any:
-    """Collate function for items that are batches already."""
-    return batch
 
 
 class _BatchReader(Dataset[Any]):

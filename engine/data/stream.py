@@ -18,8 +18,8 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 from ...config import ConfigError
 from .. import comm
 from .batch_sampler import has_state
-from .batches import CollateFn
-from .loader import Collate, identity, note_sample
+from .batches import CollateFn, trivial_batch_collator
+from .loader import Collate, note_sample
 from .seeding import (
     COLLATE,
     SAMPLE,
@@ -173,8 +173,6 @@ class StreamLoader(PositionedLoader):
         collate_fn: makes a batch from a list of samples.
         keep_rest: keep the last batch even if some ranks have no sample of it, and so one batch fewer. For evaluation;
             in training, ranks must take the same number of steps.
-        rank: the rank to read for. Default: this process's data rank.
-        world_size: number of ranks. Default: the number of data ranks.
         **options: as for DataLoader.
     """
 
@@ -189,14 +187,11 @@ class StreamLoader(PositionedLoader):
         drop_last: bool = False,
         collate_fn: CollateFn | None = None,
         keep_rest: bool = False,
-        rank: int | None = None,
-        world_size: int | None = None,
         **options: Any,
     ) -> None:
         stream = dataset if isinstance(dataset, ShardedIterable) else ShardedIterable(dataset)
         super().__init__(stream, seed=seed, batch_size=None, collate_fn=collate_fn or default_collate, **options)
-        rank = comm.get_data_rank() if rank is None else rank
-        ranks = comm.get_data_size() if world_size is None else world_size
+        rank, ranks = comm.get_data_rank(), comm.get_data_size()
         if batch_size < ranks:
             raise ConfigError(f"DATALOADER.BATCH_SIZE is {batch_size}, fewer than one sample for each of {ranks} ranks")
         min_size = batch_size if drop_last else 1 if keep_rest else ranks
@@ -209,7 +204,11 @@ class StreamLoader(PositionedLoader):
             logger.warning(
                 "%s has no state_dict(): to resume, %d samples are read and discarded", name, start["samples"]
             )
-        with swapped(self, dataset=replace(self._batches, start=start, collate=self.collate_fn), collate_fn=identity):
+        with swapped(
+            self,
+            dataset=replace(self._batches, start=start, collate=self.collate_fn),
+            collate_fn=trivial_batch_collator,
+        ):
             return self._follow(super().__iter__())
 
     def _follow(self, batches: Iterator[Any]) -> Iterator[Any]:

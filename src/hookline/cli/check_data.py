@@ -8,7 +8,7 @@ from torch.utils.data import IterableDataset
 
 from hookline.config import CfgNode, ConfigError, name_of
 from hookline.engine.data import SeededLoader, StreamLoader, build_test_loader, build_train_loader, get_dataset
-from hookline.engine.data.loader import identity
+from hookline.engine.data.batches import trivial_batch_collator
 
 
 def check_all(cfg: CfgNode, most: int) -> int:
@@ -20,9 +20,11 @@ def check_all(cfg: CfgNode, most: int) -> int:
         for i, entry in enumerate(cfg.DATASETS[key]):
             dataset: Any = get_dataset(entry, f"DATASETS.{key}[{i}]")
             if isinstance(dataset, IterableDataset):
-                samples: Iterable[object] = StreamLoader(dataset, 1, seed=0, collate_fn=identity)
+                samples: Iterable[object] = StreamLoader(dataset, 1, seed=0, collate_fn=trivial_batch_collator)
             else:
-                samples = SeededLoader(dataset, seed=0, num_workers=cfg.DATALOADER.NUM_WORKERS, collate_fn=identity)
+                samples = SeededLoader(
+                    dataset, seed=0, num_workers=cfg.DATALOADER.NUM_WORKERS, collate_fn=trivial_batch_collator
+                )
             failed += _show_errors(f"DATASETS.{key}[{i}] ({name_of(entry)})", samples, most)
     if not failed:
         loaders = {"DATASETS.TRAIN": build_train_loader(cfg)} if cfg.DATASETS.TRAIN else {}

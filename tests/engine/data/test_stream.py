@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hookline.config import ConfigError
+from hookline.engine import comm
 from hookline.engine.data import (
     DATASET_REGISTRY,
     EpochIterator,
@@ -94,11 +95,11 @@ def collate(samples):
     return torch.cat([torch.tensor(samples, dtype=torch.float64), torch.rand(len(samples), 1)], 1)
 
 
-def make_loader(dataset, workers=0, batch_size=BATCH, **options):
-    generator = torch.Generator()
-    return StreamLoader(
-        dataset, batch_size, seed=7, num_workers=workers, collate_fn=collate, generator=generator, **options
-    )
+def make_loader(dataset, workers=0, batch_size=BATCH, rank=0, world_size=1):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comm, "get_data_rank", lambda: rank)
+        patch.setattr(comm, "get_data_size", lambda: world_size)
+        return StreamLoader(dataset, batch_size, seed=7, num_workers=workers, collate_fn=collate)
 
 
 def read(iterator, number):
