@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 
-_Result = TypeVar("_Result")
+_Object = TypeVar("_Object")
 
 
 # ---------------------------------------------------------------------- ranks
@@ -88,7 +88,7 @@ class _DataRanks(NamedTuple):
 
 
 # With the default group that they are of: a new one starts with the default values.
-_set_data_ranks: tuple[Any, _DataRanks] = (None, _DataRanks(0, 1, True))
+_set_data_ranks: tuple[object, _DataRanks] = (None, _DataRanks(0, 1, True))
 
 
 def _data_ranks() -> _DataRanks:
@@ -177,7 +177,7 @@ def get_local_process_group() -> "dist.ProcessGroup | None":
 
 
 @functools.lru_cache(maxsize=1)
-def _local_group(world: Any, size: int) -> "dist.ProcessGroup | None":
+def _local_group(world: object, size: int) -> "dist.ProcessGroup | None":
     # world is part of the cache key: a new default group gets new local groups.
     return dist.new_subgroups(size, timeout=timeout())[0]
 
@@ -192,7 +192,7 @@ def object_group() -> "dist.ProcessGroup | None":
 
 
 @functools.lru_cache(maxsize=1)
-def _gloo_group(world: Any) -> "dist.ProcessGroup":
+def _gloo_group(world: object) -> "dist.ProcessGroup":
     return new_group(backend="gloo")
 
 
@@ -257,7 +257,7 @@ def main_process_first(local: bool = True) -> Iterator[None]:
 # ---------------------------------------------------------------------- objects
 
 
-def all_gather(data: Any, group: "dist.ProcessGroup | None" = None) -> list[Any]:
+def all_gather(data: _Object, group: "dist.ProcessGroup | None" = None) -> list[_Object]:
     """Return a picklable object of every rank, in rank order, on every rank.
 
     Args:
@@ -267,22 +267,22 @@ def all_gather(data: Any, group: "dist.ProcessGroup | None" = None) -> list[Any]
     if get_world_size() == 1:
         return [data]
     group = group or object_group()
-    out: list[Any] = [None] * dist.get_world_size(group)
+    out: list[_Object] = [data] * dist.get_world_size(group)
     dist.all_gather_object(out, data, group=group)
     return out
 
 
-def gather(data: Any, dst: int = 0, group: "dist.ProcessGroup | None" = None) -> list[Any]:
+def gather(data: _Object, dst: int = 0, group: "dist.ProcessGroup | None" = None) -> list[_Object]:
     """Return a picklable object of every rank, in rank order, on rank ``dst``; an empty list on other ranks."""
     if get_world_size() == 1:
         return [data]
     group = group or object_group()
-    out: list[Any] = [None] * dist.get_world_size(group) if dist.get_rank() == dst else []
+    out: list[_Object] = [data] * dist.get_world_size(group) if dist.get_rank() == dst else []
     dist.gather_object(data, out or None, dst=dst, group=group)
     return out
 
 
-def broadcast_object(obj: Any, src: int = 0, group: "dist.ProcessGroup | None" = None) -> Any:
+def broadcast_object(obj: _Object, src: int = 0, group: "dist.ProcessGroup | None" = None) -> _Object:
     """Return rank ``src``'s object on every rank.
 
     Args:
@@ -292,12 +292,12 @@ def broadcast_object(obj: Any, src: int = 0, group: "dist.ProcessGroup | None" =
     """
     if get_world_size() == 1:
         return obj
-    box = [obj if get_rank() == src else None]
+    box = [obj]
     dist.broadcast_object_list(box, src=src, group=group or object_group())
     return box[0]
 
 
-def on_main_process(function: Callable[[], _Result]) -> _Result:
+def on_main_process(function: Callable[[], _Object]) -> _Object:
     """Call a function on the main process, and return its result on every rank, or raise its ConfigError there."""
     if get_world_size() == 1:
         return function()
@@ -310,7 +310,7 @@ def on_main_process(function: Callable[[], _Result]) -> _Result:
     result, error = broadcast_object((result, error))
     if error is not None:
         raise error
-    return result
+    return result  # type: ignore[return-value]
 
 
 def shared_random_seed() -> int:

@@ -29,7 +29,7 @@ def launch(
     num_machines: int = 1,
     machine_rank: int = 0,
     dist_url: str | None = None,
-    args: tuple[Any, ...] = (),
+    args: tuple[object, ...] = (),
     timeout: timedelta = DEFAULT_TIMEOUT,
     *,
     device: str = "auto",
@@ -125,7 +125,7 @@ def _open_store(address: str, port: int, here: bool, timeout: timedelta) -> dist
 
 
 def _join_torchrun(
-    main_func: Callable[..., Any], args: tuple[Any, ...], processes: int, timeout: timedelta, device: str
+    main_func: Callable[..., Any], args: tuple[object, ...], processes: int, timeout: timedelta, device: str
 ) -> Any:
     """Run ``main_func(*args)`` in this process, as one of torchrun's ranks.
 
@@ -240,7 +240,7 @@ def uses_gpus(device: str, processes: int, option: str) -> bool:
     return True
 
 
-def check_same_config(cfg: CfgNode, options: Mapping[str, Any]) -> None:
+def check_same_config(cfg: CfgNode, options: Mapping[str, object]) -> None:
     """Check that all ranks have the same config, command line and versions. Every rank must call it.
 
     Args:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from ...config import CfgNode, ConfigError, Registry
 from ...config.components import ComponentKey
@@ -76,7 +77,7 @@ class Strategy:
         """
         return model
 
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Return a context in which backward passes do not exchange gradients: for all micro-batches but the last.
 
         Args:
@@ -106,14 +107,14 @@ class Strategy:
         """
         losses.backward()
 
-    def step(self, optimizer: Any) -> None:
+    def step(self, optimizer: Optimizer) -> None:
         """Update the weights. Gradients are checked and clipped. An overridden method cannot be used with float16."""
         optimizer.step()
 
     def before_evaluation(self, model: nn.Module) -> None:
         """Make values that differ between ranks equal, such as running means, before an evaluation."""
 
-    def before_save(self, model: nn.Module, optimizer: Any) -> None:
+    def before_save(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Make values that differ between ranks equal before a periodic or final checkpoint. Called on all ranks."""
 
     def overridden(self, name: str) -> Callable[..., Any] | None:
@@ -130,7 +131,7 @@ STRATEGY_KEY = ComponentKey(STRATEGY_REGISTRY, "PARALLEL.NAME")
 STRATEGY_REGISTRY.register(Strategy, name="none")
 
 
-def check_strategy(strategy: Strategy, model: nn.Module, data_loader: Any, grad_scaler: Any) -> None:
+def check_strategy(strategy: Strategy, model: nn.Module, data_loader: object, grad_scaler: object) -> None:
     """Check that a strategy, its model and the loader agree on which ranks share a batch.
 
     Logs a warning if checkpoints of the strategy cannot be resumed.

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
@@ -40,7 +41,7 @@ def share_tensors(tensors: Iterable[torch.Tensor]) -> None:
     for tensor in tensors:
         own = tensor.contiguous()  # a copy for other memory formats
         group = comm.object_group() if own.device.type == "cpu" else None  # NCCL sends from GPUs only
-        torch.distributed.broadcast(own.view(-1).view(torch.uint8), 0, group)  # gloo and NCCL do not support all dtypes
+        dist.broadcast(own.view(-1).view(torch.uint8), 0, group)  # gloo and NCCL do not support all dtypes
         if own is not tensor and not torch.equal(own, tensor):  # expanded tensors are read-only
             tensor.copy_(own)
 
@@ -74,7 +75,7 @@ def check_same_weights(strategy: Any, model: nn.Module, iteration: int) -> None:
 
 
 @torch.no_grad()
-def differing_copies(weights: Mapping[str, torch.Tensor], group: Any) -> list[str]:
+def differing_copies(weights: Mapping[str, torch.Tensor], group: "dist.ProcessGroup | None") -> list[str]:
     """Return which weights differ between the ranks of a group, which have copies of them. All ranks call it.
 
     Args:
@@ -84,12 +85,12 @@ def differing_copies(weights: Mapping[str, torch.Tensor], group: Any) -> list[st
     Returns:
         A text for each difference above 0.1 % of the weight's largest value, the same on all ranks.
     """
-    source = torch.distributed.get_process_group_ranks(group)[0]
+    source = dist.get_process_group_ranks(group)[0]
     differing = []
     for name, weight in weights.items():
         own = local_part(weight)
         first = own.contiguous().clone()
-        torch.distributed.broadcast(first.view(-1).view(torch.uint8), src=source, group=group)
+        dist.broadcast(first.view(-1).view(torch.uint8), src=source, group=group)
         most = (own - first).abs().max().item() if own.numel() else 0.0
         if most > 1e-3 * first.abs().max().item():
             differing.append(f"rank {comm.get_rank()} has another {name} than rank {source} (by up to {most:.3g})")

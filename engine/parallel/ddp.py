@@ -67,7 +67,7 @@ class DDP(Strategy):
             wrapped.register_comm_hook(None, lambda state, bucket: hook(state, bucket))
         return wrapped
 
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         if not isinstance(model, DistributedDataParallel):
             return nullcontext()
         if self.static_graph and not self._graph_seen:

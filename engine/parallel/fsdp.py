@@ -149,11 +149,11 @@ class FSDP2(Strategy):
         return found
 
 
-def _reshard_without_backward(unit: Any, inputs: Any, output: Any) -> None:
+def _reshard_without_backward(unit: nn.Module, inputs: object, output: object) -> None:
     """Free a unit's parameters after an evaluation. Otherwise the next forward pass would use them again, although the
     shards may have changed: averaged weights, for example, are put there for an evaluation only."""
     if not torch.is_grad_enabled():
-        unit.reshard()
+        unit.reshard()  # type: ignore[operator]
 
 
 def _splits_tie(unit: nn.Module, places: Places) -> bool:

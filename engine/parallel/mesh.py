@@ -2,7 +2,6 @@
 
 import logging
 import math
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from .base import STRATEGY_REGISTRY
 from .copies import differing_copies, share_weights
 from .ddp import DDP
 from .fsdp import FSDP2
-from .tensor_parallel import check_words, find_plan, parallelize, splits
+from .tensor_parallel import Plan, check_words, find_plan, parallelize, splits
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class Mesh(FSDP2):
     replicate: int = 1
     shard: int = -1
     tensor: int = 1
-    plan: Mapping[str, Any] | None = None
+    plan: Plan | None = None
 
     def __post_init__(self) -> None:
         sizes = [self.replicate, self.shard, self.tensor]
@@ -112,7 +111,7 @@ class Mesh(FSDP2):
         # With 1 x 1 ranks too, so that all parameters are of one kind, which optimizers need, and gradients are whole.
         return self._shard(model, mesh["replicate", "shard"] if replicate > 1 else mesh["shard"], device)
 
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:  # type: ignore[override]
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:  # type: ignore[override]
         return model.no_sync() if isinstance(model, nn.parallel.DistributedDataParallel) else super().no_sync(model)
 
     def before_evaluation(self, model: nn.Module) -> None:

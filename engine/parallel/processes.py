@@ -24,7 +24,7 @@ from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -41,7 +41,7 @@ GRACE = 7.0
 """Seconds after the first failure until the launcher kills the remaining ranks. Most end earlier by themselves."""
 
 # New interpreters: a fork would copy locks that threads hold, and could not use CUDA if this process has.
-_METHOD = "spawn"
+_METHOD: Final = "spawn"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # Exit codes that are not failures: done, stopped to be resumed, interrupted.
 _CLEAN = (0, EXIT_RESUMABLE, EXIT_INTERRUPTED)
@@ -69,7 +69,7 @@ _NO_ANSWER = 20.0
 
 def run_local_ranks(
     main_func: Callable[..., Any],
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     store: dist.TCPStore,
     address: str,
     ranks: range,
@@ -176,7 +176,7 @@ def _child(
     variables: Mapping[str, str],
     method: str | None,
     main_func: Callable[..., Any],
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     timeout: timedelta,
     cuda: bool,
 ) -> None:
@@ -207,7 +207,7 @@ def _child(
 
 
 def run_rank(
-    main_func: Callable[..., Any], args: tuple[Any, ...], store: dist.TCPStore, timeout: timedelta, cuda: bool
+    main_func: Callable[..., Any], args: tuple[object, ...], store: dist.TCPStore, timeout: timedelta, cuda: bool
 ) -> Any:
     """Join the other ranks, run ``main_func(*args)``, and leave when all are done.
 

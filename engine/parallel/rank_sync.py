@@ -4,7 +4,7 @@ import itertools
 import logging
 import time
 import zlib
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,19 @@ _WAIT = 10.0
 _numbers = itertools.count()
 
 
+class _Trainer(Protocol):
+    iter: int
+    start_iter: int
+    finished_iter: int
+    requests: set[Any]
+    hooks: Any
+    storage: EventStorage
+
+    @property
+    def failed(self) -> bool: ...
+    def stop(self, reason: str, exit_code: int = 0) -> None: ...
+
+
 class RankSync:
     """Ranks exchange what a hook on one of them has asked for: a signal, a time limit or a user's hook may act on one
     rank alone, but a collective needs all ranks.
@@ -44,8 +57,8 @@ class RankSync:
         clock: seconds since training began, on rank 0, at the last exchange. It is the same on all ranks.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self.requests: set[Any] = set()
+    def __init__(self, trainer: _Trainer) -> None:
+        self.requests: set[str] = set()
         self.stop: StopRequest | None = None
         self.clock = 0.0
         self.next_iter = trainer.start_iter
@@ -59,7 +72,7 @@ class RankSync:
         if not self.same_hooks:
             logger.info("Ranks have different hooks, so each rank writes and saves by itself: %s", names)
 
-    def end_step(self, trainer: Any) -> None:
+    def end_step(self, trainer: _Trainer) -> None:
         """Exchange requests at the end of a step, if it is time: all ranks then have the same."""
         if trainer.iter < self.next_iter:
             return
@@ -91,13 +104,13 @@ class RankSync:
             first = min((one for one in stops if one is not None), key=lambda one: bool(one.exit_code))
             trainer.stop(first.reason, first.exit_code)
 
-    def end(self, trainer: Any) -> None:
+    def end(self, trainer: _Trainer) -> None:
         """The loop has ended. A rank that failed leaves the others."""
         self.same_hooks = self.same_hooks and not trainer.failed
         if self.same_hooks:
             self._compare_rates(trainer.finished_iter, _rates(trainer))
 
-    def share_metrics(self, trainer: Any, writing: bool) -> None:
+    def share_metrics(self, trainer: _Trainer, writing: bool) -> None:
         """Combine the metrics of all ranks; see :func:`share_metrics`. Ranks with different hooks keep their own."""
         if self.same_hooks:
             share_metrics(trainer.storage, trainer.finished_iter, writing)
@@ -135,14 +148,14 @@ class RankSync:
         return self._steps
 
 
-def _rates(trainer: Any) -> tuple[float, ...]:
+def _rates(trainer: _Trainer) -> tuple[float, ...]:
     """Return the trainer's learning rates, which all ranks must have unless they train weights of their own."""
     if not getattr(getattr(trainer, "strategy", None), "same_state_on_all_ranks", False):
         return ()
-    return tuple(float(group.get("lr", 0.0)) for group in trainer.optimizer.param_groups)
+    return tuple(float(group.get("lr", 0.0)) for group in trainer.optimizer.param_groups)  # type: ignore[attr-defined]
 
 
-def _order(trainer: Any) -> int:
+def _order(trainer: _Trainer) -> int:
     batches = getattr(trainer, "batches", None)  # a TrainerBase has none
     return 0 if batches is None else batches.order
 

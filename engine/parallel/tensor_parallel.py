@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from ...config import ConfigError, suggest
@@ -105,13 +106,13 @@ def parallelize(model: nn.Module, mesh: Any, plan: Plan) -> None:
             setattr(owner, key, found[0])
 
 
-def splits(parameter: Any, dim: str) -> bool:
+def splits(parameter: torch.Tensor, dim: str) -> bool:
     """Whether a parameter is split over a dimension of its mesh, by the dimension's name."""
     mesh = getattr(parameter, "device_mesh", None)
     if mesh is None or dim not in mesh.mesh_dim_names:
         return False
-    split: bool = not parameter.placements[mesh.mesh_dim_names.index(dim)].is_replicate()
-    return split
+    placements = parameter.placements  # type: ignore[attr-defined]
+    return not placements[mesh.mesh_dim_names.index(dim)].is_replicate()
 
 
 # ---------------------------------------------------------------------------- the plan

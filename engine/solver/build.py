@@ -16,6 +16,7 @@ from ...hooks.common import is_sharded, refuse_closure, start_momentum
 from .clipping import maybe_add_gradient_clipping
 from .multi_optimizer import OptimizerList, parameters_of_parts, solver_parts
 from .param_groups import (
+    Group,
     apply_param_rules,
     full_config,
     get_default_optimizer_params,
@@ -141,7 +142,7 @@ def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | N
     return maybe_add_gradient_clipping(cfg, optimizer) if solver.CLIP_GRADIENTS.ENABLED else optimizer
 
 
-def _can_fuse(target: Any, model: nn.Module, groups: list[dict[str, Any]]) -> bool:
+def _can_fuse(target: Any, model: nn.Module, groups: list[Group]) -> bool:
     kinds = set()
     for group in groups:
         for parameter in group["params"]:

@@ -74,7 +74,7 @@ def maybe_add_gradient_clipping(cfg: CfgNode, optimizer: OptimizerOrType) -> Opt
         return optimizer
     base: Any = optimizer
 
-    def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: Optimizer, *args: object, **kwargs: object) -> None:
         base.__init__(self, *args, **kwargs)
         self.register_step_pre_hook(ClipBeforeStep(clip))
 
@@ -95,7 +95,7 @@ class ClipBeforeStep:
         self.clip = clip
         self.paused = False
 
-    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def __call__(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if self.paused:
             return
         if len(args) > 1 or kwargs.get("closure") is not None:  # args[0] is the optimizer
@@ -113,7 +113,7 @@ class ClipBeforeStep:
         self.clip(parameters)
 
 
-def clip_hooks(optimizer: Any) -> list[ClipBeforeStep]:
+def clip_hooks(optimizer: object) -> list[ClipBeforeStep]:
     """Return the hooks by which an optimizer, or each of several, clips in its ``step``."""
     hooks = []
     for one in optimizers_of(optimizer):
@@ -123,7 +123,7 @@ def clip_hooks(optimizer: Any) -> list[ClipBeforeStep]:
     return hooks
 
 
-def clipper_of(optimizer: Any) -> GradClipper | None:
+def clipper_of(optimizer: object) -> GradClipper | None:
     """Return the clipper with which an optimizer clips in its ``step``; None if it does not, or there are several."""
     hooks = clip_hooks(optimizer) if isinstance(optimizer, Optimizer) else []
     return hooks[0].clip if hooks else None
@@ -148,23 +148,23 @@ def _clip(
             torch._foreach_clamp_max_(own, limit)
             torch._foreach_clamp_min_(own, -limit)
             continue
-        norms: Any = norm if together else _norms(grads, norm_type)
+        norms = norm if together and norm is not None else _norms(grads, norm_type)
         factors = (limit / (norms + 1e-6)).clamp(max=1.0).to(own[0])  # keeps NaN
         torch._foreach_mul_(own, factors if together else list(factors.unbind()))
     return norm
 
 
-def _alike(parameters: list[nn.Parameter]) -> list[list[Any]]:
+def _alike(parameters: list[nn.Parameter]) -> list[list[torch.Tensor]]:
     """Return the gradients in lists, each of one device, dtype and way of sharding.
 
     Sums over ranks that are still to be taken (DTensor's ``Partial``) are taken.
     """
-    found: dict[Any, list[Any]] = {}
+    found: dict[tuple[object, ...], list[torch.Tensor]] = {}
     for parameter in parameters:
         grad: Any = parameter.grad
         if grad is None:
             continue
-        kind: tuple[Any, ...] = (grad.device, grad.dtype)
+        kind: tuple[object, ...] = (grad.device, grad.dtype)
         if is_sharded(grad):
             if any(placement.is_partial() for placement in grad.placements):
                 parameter.grad = grad = grad.redistribute(placements=cast(Any, parameter).placements)
@@ -173,7 +173,7 @@ def _alike(parameters: list[nn.Parameter]) -> list[list[Any]]:
     return list(found.values())
 
 
-def _total_norm(alike: list[list[Any]], norm_type: float) -> torch.Tensor:
+def _total_norm(alike: list[list[torch.Tensor]], norm_type: float) -> torch.Tensor:
     norms = [_norms(grads, norm_type) for grads in alike] or [torch.zeros(1)]
     if len(norms) > 1:
         norms = [torch.cat([norm.to(norms[0].device) for norm in norms])]

@@ -4,13 +4,14 @@ import logging
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from torch.optim.lr_scheduler import LambdaLR
 
 from ...config import CfgNode, ConfigError, Duration
 from ...hooks.builtin.lr_scheduler import follow_rates
 from ...hooks.common import length_of
+from ...hooks.protocol import TrainerProtocol
 from ...hooks.writers.periodic import PeriodicWriter
 from . import LRMultiplier
 from .multi_optimizer import SchedulerList, schedulers_of
@@ -40,7 +41,7 @@ class Lengths:
         self.user_cfg = user_cfg
         self.iters_per_epoch = iters_per_epoch
         self.offset = 0
-        self.changed: tuple[Any, ...] = ()
+        self.changed: tuple[object, ...] = ()
         self.use(resolve_lengths(user_cfg, iters_per_epoch))
 
     def use(self, cfg: CfgNode) -> None:
@@ -120,7 +121,16 @@ def loader_length(loader: Any, limit: int = 0) -> int | None:
 # ---------------------------------------------------------------------------- schedules
 
 
-def apply_max_iter(trainer: Any) -> None:
+class _Trainer(TrainerProtocol, Protocol):
+    """What is used of a DefaultTrainer."""
+
+    max_iter: int
+    lengths: Lengths
+
+    def build_lr_scheduler(self, cfg: CfgNode, optimizer: Any) -> Any: ...
+
+
+def apply_max_iter(trainer: _Trainer) -> None:
     """Put a new ``max_iter`` into the config, the schedule and the writers of a DefaultTrainer."""
     lengths = trainer.lengths
     cfg = lengths.user_cfg.thawed()
@@ -129,7 +139,7 @@ def apply_max_iter(trainer: Any) -> None:
     apply_lengths(trainer, resolve_lengths(cfg, lengths.iters_per_epoch, lengths.offset))
 
 
-def apply_lengths(trainer: Any, cfg: CfgNode) -> None:
+def apply_lengths(trainer: _Trainer, cfg: CfgNode) -> None:
     """Use a config with other lengths. hookline's schedules are built again, at the present position; others stay.
 
     Raises:
@@ -158,7 +168,7 @@ def apply_lengths(trainer: Any, cfg: CfgNode) -> None:
         hook.set_max_iter(trainer.max_iter)
 
 
-def check_kept_schedules(trainer: Any, before: CfgNode, now: CfgNode) -> None:
+def check_kept_schedules(trainer: _Trainer, before: CfgNode, now: CfgNode) -> None:
     """Check that torch's and timm's schedules may stay as they are: their state holds what they were built with.
 
     Args:

@@ -6,7 +6,6 @@ A config names schedules of ``schedules.py``.
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -19,7 +18,7 @@ _ARGUMENTS = ("milestones", "gamma", "max_iters", "warmup_factor", "warmup_iters
 
 
 class _WarmupLR(LambdaLR):
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         # A resumed run has the arguments of its config.
         return {name: value for name, value in super().state_dict().items() if name not in _ARGUMENTS}
 

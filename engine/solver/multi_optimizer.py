@@ -1,40 +1,42 @@
 """``SOLVER.OPTIMIZERS``: an optimizer and a schedule for each part of a model."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ...config import CfgNode, ConfigError, get_cfg, suggest
 from ...config.components import errors_at
-from .param_groups import find_parameters
+from .param_groups import Group, find_parameters
+
+_Part = TypeVar("_Part")
 
 
-class _Named:
+class _Named(Generic[_Part]):
     """Objects in an order, each with a name: that of a mapping, or its number."""
 
-    def __init__(self, parts: "Sequence[Any] | Mapping[str, Any]") -> None:
+    def __init__(self, parts: Sequence[_Part] | Mapping[str, _Part]) -> None:
         named = parts.items() if isinstance(parts, Mapping) else ((str(i), part) for i, part in enumerate(parts))
-        self.named: dict[str, Any] = dict(named)
+        self.named: dict[str, _Part] = dict(named)
 
     def __len__(self) -> int:
         return len(self.named)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[_Part]:
         return iter(self.named.values())
 
-    def __getitem__(self, key: str | int) -> Any:
+    def __getitem__(self, key: str | int) -> _Part:
         """Return a part by its name or number."""
         return self.named[key] if isinstance(key, str) else list(self.named.values())[key]
 
     def step(self) -> None:
         """Step each of them."""
         for part in self:
-            part.step()
+            part.step()  # type: ignore[attr-defined]
 
 
-class OptimizerList(_Named):
+class OptimizerList(_Named[Optimizer]):
     """Several optimizers with the interface of one, for example one for matrices and another for the rest.
 
     Trainers, hooks and checkpointers use it like one optimizer. A schedule belongs to one optimizer: see
@@ -56,7 +58,7 @@ class OptimizerList(_Named):
         return list(self)
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[Group]:
         """The groups of all optimizers, concatenated."""
         return [group for optimizer in self for group in optimizer.param_groups]
 
@@ -76,7 +78,7 @@ class OptimizerList(_Named):
             self.named[name].load_state_dict(state)
 
 
-class SchedulerList(_Named):
+class SchedulerList(_Named[Any]):
     """The schedules of an :class:`OptimizerList`, with the same names.
 
     Trainers step each with an ``LRScheduler(part=name)`` hook; ``step()`` is for a loop of your own.

@@ -15,6 +15,9 @@ from ...hooks.common import describe_no_match, matching_parameters, plain_name
 
 logger = logging.getLogger(__name__)
 
+Group = dict[str, Any]
+"""A group of parameters ("params") of a torch optimizer, with their settings by name."""
+
 NORM_MODULES = (
     nn.modules.batchnorm._BatchNorm,  # 1d, 2d, 3d, SyncBatchNorm
     nn.modules.instancenorm._InstanceNorm,
@@ -33,8 +36,8 @@ def get_default_optimizer_params(
     bias_lr_factor: float | None = 1.0,
     weight_decay_bias: float | None = None,
     lr_factor_func: Callable[[str], float] | None = None,
-    overrides: Mapping[str, Mapping[str, Any]] | None = None,
-) -> list[dict[str, Any]]:
+    overrides: Mapping[str, Mapping[str, object]] | None = None,
+) -> list[Group]:
     """Return the parameter groups of a model. Frozen parameters are left out, shared ones appear once.
 
     Args:
@@ -59,7 +62,7 @@ def get_default_optimizer_params(
     if base_lr is None and (scales_bias or lr_factor_func is not None):
         raise ValueError("bias_lr_factor and lr_factor_func scale base_lr: give base_lr too")
     special = dict(overrides or {})
-    bias: dict[str, Any] = {}
+    bias: dict[str, object] = {}
     if scales_bias:
         bias["lr"] = base_lr * bias_lr_factor  # type: ignore[operator]
     if weight_decay_bias is not None:
@@ -95,7 +98,7 @@ def _is_of_norm(module: nn.Module, parameter: nn.Parameter) -> bool:
     return parameter.dim() <= 1 and any(cls.__name__.endswith("Norm") for cls in type(module).__mro__)
 
 
-def reduce_param_groups(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def reduce_param_groups(groups: Iterable[Mapping[str, Any]]) -> list[Group]:
     """Merge groups with equal hyper-parameters. The optimizer's step is faster with few large groups.
 
     Args:
@@ -105,7 +108,7 @@ def reduce_param_groups(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, A
     Returns:
         The same parameters in fewer groups, in order of first appearance.
     """
-    merged: dict[tuple[Any, ...], dict[str, Any]] = {}
+    merged: dict[tuple[object, ...], Group] = {}
     for group in _expand_param_groups(groups):
         parameters = group.pop("params")
         target = merged.setdefault(tuple(sorted(group.items())), {"params": [], **group})
@@ -113,9 +116,9 @@ def reduce_param_groups(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, A
     return list(merged.values())
 
 
-def _expand_param_groups(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _expand_param_groups(groups: Iterable[Mapping[str, Any]]) -> list[Group]:
     """Return a group for each parameter, with the values of all its groups. Projects of detectron2 import it."""
-    expanded: dict[Any, dict[str, Any]] = {}
+    expanded: dict[nn.Parameter, Group] = {}
     for group in groups:
         for parameter in group["params"]:
             expanded.setdefault(parameter, {}).update({**group, "params": [parameter]})
@@ -139,7 +142,7 @@ def full_config(cfg: Any) -> Any:
         return cfg
     full = get_cfg()
 
-    def known(values: Any, section: CfgNode) -> dict[str, Any]:
+    def known(values: Mapping[str, Any], section: CfgNode) -> dict[str, object]:
         return {
             key: known(values[key], section[key])
             if isinstance(values[key], Mapping)
@@ -159,7 +162,7 @@ def full_config(cfg: Any) -> Any:
 # ---------------------------------------------------------------------- SOLVER.PARAM_GROUPS
 
 
-def apply_param_rules(cfg: CfgNode, model: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def apply_param_rules(cfg: CfgNode, model: nn.Module, groups: list[Group]) -> list[Group]:
     """Return parameter groups with the settings of ``SOLVER.PARAM_GROUPS``.
 
     Args:
@@ -170,7 +173,7 @@ def apply_param_rules(cfg: CfgNode, model: nn.Module, groups: list[dict[str, Any
     Raises:
         ConfigError: a rule is malformed or matches nothing.
     """
-    settings: dict[nn.Parameter, dict[str, Any]] = {}
+    settings: dict[nn.Parameter, Group] = {}
     for i, rule in enumerate(check_param_rules(cfg)):
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in rule.ARGS.items()}
         values |= {name.lower(): number for name, number in rule.numbers().items()}
@@ -223,7 +226,7 @@ class _Rule:
     REGEX: str | None = None
     LR_FACTOR: float | None = None
     WEIGHT_DECAY: float | None = None
-    ARGS: dict[str, Any] = field(default_factory=dict)
+    ARGS: dict[str, object] = field(default_factory=dict)
 
     def numbers(self) -> dict[str, float]:
         """Return the numbers that the rule sets."""

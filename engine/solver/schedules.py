@@ -132,7 +132,7 @@ def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, offset: int = 0) 
         ConfigError: a length is in epochs, and the epoch length is unknown; or it is a time.
     """
 
-    def iterations(length: Any) -> int:
+    def iterations(length: object) -> int:
         duration = Duration.parse_length(length)
         count = duration.iterations(iters_per_epoch)
         return max(1, count + offset) if count and duration.unit == "ep" else count
@@ -205,13 +205,13 @@ def _target(solver: CfgNode) -> Any:
     return kind_of(LR_SCHEDULER_REGISTRY.get(solver.LR_SCHEDULER_NAME, "SOLVER.LR_SCHEDULER_NAME"))
 
 
-def _takes_optimizer(target: Any) -> bool:
+def _takes_optimizer(target: Callable[..., object]) -> bool:
     if isinstance(target, type):
         return issubclass(target, TorchScheduler | TimmScheduler)
     return next(iter(inspect.signature(target).parameters), "") == "optimizer"
 
 
-def _has_interval(scheduler: Any) -> bool:
+def _has_interval(scheduler: object) -> bool:
     """Return whether ``SOLVER.LR_SCHEDULER_INTERVAL`` says when a scheduler is stepped."""
     if isinstance(scheduler, TorchScheduler):
         return not isinstance(scheduler, LRMultiplier | ReduceLROnPlateau)
