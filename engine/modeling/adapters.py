@@ -86,7 +86,7 @@ class ModelAdapter:
         self._calls: dict[Any, Call] = {}  # by whether they are for training, and the form of their batches
         self._logged: set[str] = set()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # Calls hold the model; a copy of the adapter is used with a copy of the model.
         return {**self.__dict__, "_calls": {}}
 
@@ -99,7 +99,7 @@ class ModelAdapter:
             raise ConfigError(f"MODEL.OUTPUT_MAPPING leaves no parameter of {self._loss_name} for the target")
         return free[0]
 
-    def losses(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Run the model on a batch and return its losses.
 
         Args:
@@ -126,7 +126,7 @@ class ModelAdapter:
             return {"loss": loss} if type(loss) is Tensor and not loss.dim() else terms_of(loss)
         return terms_of(self._apply_loss(self.predictions(output), target))
 
-    def _own_losses(self, call: Call, batch: Any) -> dict[str, Any]:
+    def _own_losses(self, call: Call, batch: object) -> dict[str, Tensor]:
         """Return the losses that the model computes itself."""
         output = self._run(call, batch)
         if output is None and call.step is not None:
@@ -140,7 +140,7 @@ class ModelAdapter:
             losses = {name: one.clone() if isinstance(one, Tensor) else one for name, one in losses.items()}
         return losses
 
-    def _apply_loss(self, predictions: Any, target: Any) -> Any:
+    def _apply_loss(self, predictions: Any, target: object) -> Any:
         """Call ``loss`` with what :meth:`predictions` returned."""
         assert self.loss is not None
         if self.output_mapping:
@@ -149,7 +149,7 @@ class ModelAdapter:
             return self.loss(**named, **{self._target_parameter: target})
         return self.loss(predictions, target)
 
-    def predict(self, model: nn.Module, batch: Any) -> Any:
+    def predict(self, model: nn.Module, batch: object) -> Any:
         """Return the model's predictions for a batch, which may lack the target.
 
         Returns:
@@ -161,7 +161,7 @@ class ModelAdapter:
         """
         return self._predict(model, batch)[0]
 
-    def predict_with_losses(self, model: nn.Module, batch: Any) -> tuple[Any, dict[str, Any]]:
+    def predict_with_losses(self, model: nn.Module, batch: object) -> tuple[Any, dict[str, Tensor]]:
         """Return the model's predictions for a batch, and the losses that it computes itself.
 
         The losses are scalar tensors () beside the predictions. If there are none, the model is called a second time
@@ -181,7 +181,7 @@ class ModelAdapter:
         finally:
             module.training = before
 
-    def generate(self, model: nn.Module, batch: Any, settings: Mapping[str, Any]) -> Any:
+    def generate(self, model: nn.Module, batch: object, settings: Mapping[str, Any]) -> Any:
         """Return ``model.generate(inputs, **settings)`` for a batch, which may have a target.
 
         Args:
@@ -205,7 +205,7 @@ class ModelAdapter:
         except (TypeError, ValueError) as error:
             raise MismatchError(f"TEST.GENERATE: {type(module).__name__}.generate() with it fails: {error}") from error
 
-    def losses_of_predictions(self, model: nn.Module, batch: Any, predictions: Any) -> dict[str, Any]:
+    def losses_of_predictions(self, model: nn.Module, batch: object, predictions: object) -> dict[str, Tensor]:
         """Return the losses of a batch from what :meth:`predict` returned for it.
 
         They are scalar tensors (). Without ``loss`` they are those beside the predictions, or those of a second call;
@@ -221,7 +221,7 @@ class ModelAdapter:
         except MismatchError:
             return self.predict_with_losses(model, batch)[1]
 
-    def targets(self, batch: Any) -> Any:
+    def targets(self, batch: object) -> Any:
         """Return the targets of a batch, such as class indices (N,): its last entry, or the target of a dict.
 
         Raises:
@@ -229,7 +229,7 @@ class ModelAdapter:
         """
         return part_of(batch, self.inputs.target_entry(batch))
 
-    def predictions(self, output: Any) -> Any:
+    def predictions(self, output: object) -> Any:
         """Return the predictions in what ``forward`` returned, such as scores (N, C): what metrics receive."""
         if self.output_mapping:
             mapped = self._renamed(output)
@@ -240,7 +240,7 @@ class ModelAdapter:
 
     # ------------------------------------------------------------------ the call
 
-    def _predict(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
+    def _predict(self, model: nn.Module, batch: object) -> tuple[Any, Any]:
         """Return the predictions for a batch, and the model's output."""
         call = self.call_for(model, batch, training=False)
         try:
@@ -274,7 +274,7 @@ class ModelAdapter:
             raise MismatchError("the model returned None: its forward() has no return statement, or an empty one")
         return output
 
-    def call_for(self, model: Any, batch: Any, training: bool) -> Call:
+    def call_for(self, model: nn.Module, batch: object, training: bool) -> Call:
         """Return how the model is called with batches of this form. It is decided once, from the first of them.
 
         Raises:
@@ -302,7 +302,7 @@ class ModelAdapter:
 
     # ------------------------------------------------------------------ outputs
 
-    def _renamed(self, output: Any) -> dict[str, Any]:
+    def _renamed(self, output: object) -> dict[str, Any]:
         """Return the outputs that ``output_mapping`` names, by their new names."""
         entries = entries_of(output)
         if entries is None:
@@ -314,7 +314,7 @@ class ModelAdapter:
                 raise MismatchError(f"MODEL.OUTPUT_MAPPING: the model returned no '{name}'{hint} {returned}")
         return {new: entries[name] for name, new in self.output_mapping.items()}
 
-    def _only_output(self, output: Any) -> Any:
+    def _only_output(self, output: object) -> Any:
         """Return the output for a loss that takes one tensor."""
         entries = None if isinstance(output, Tensor) else entries_of(output)
         if entries is None:

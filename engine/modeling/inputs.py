@@ -34,11 +34,11 @@ class Call:
         step: called with the batch instead of the model: its ``train_step`` or ``predict_step``.
     """
 
-    model: Any
+    model: Callable[..., Any]
     part: Any = None
     unpacked: bool = False
     names: dict[str, Any] | None = None
-    target: Any = None
+    target: object = None
     step: Callable[[Any], Any] | None = None
 
     def arguments(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -80,7 +80,7 @@ class InputRule:
         self.mapping = dict(mapping or {})
         self.target_names = (target,) if target else TARGET_NAMES
 
-    def call(self, model: Any, batch: Any, training: bool, has_loss: bool) -> Call:
+    def call(self, model: nn.Module, batch: Any, training: bool, has_loss: bool) -> Call:
         """Return how a model is called with batches like this one.
 
         Args:
@@ -164,7 +164,7 @@ class InputRule:
             )
         return chosen
 
-    def target_entry(self, batch: Any) -> Any:
+    def target_entry(self, batch: object) -> Any:
         """Return the entry of a batch that is its target: -1 or a name.
 
         Raises:
@@ -193,7 +193,7 @@ class InputRule:
         )
 
 
-def _entries(batch: Any) -> Mapping[Any, Any] | None:
+def _entries(batch: object) -> Mapping[Any, Any] | None:
     """Return the entries of a dict, or the fields of a dataclass; None for other batches."""
     return batch if isinstance(batch, Mapping) else fields_of(batch) or None
 
@@ -215,7 +215,7 @@ def check_names(key: str, label: str, taken: Parameters | None, names: Iterable[
             raise ConfigError(f"{key}: {label} takes no '{name}'{hint} It takes: {listed(taken.keywords)}")
 
 
-def _takes(taken: Parameters, name: Any) -> bool:
+def _takes(taken: Parameters, name: object) -> bool:
     return isinstance(name, str) and (taken.any_keyword or name in taken.keywords)
 
 
@@ -224,12 +224,12 @@ def listed(names: Iterable[Any]) -> str:
     return ", ".join(map(str, names)) or "nothing"
 
 
-def _through_forward(model: Any, module: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _through_forward(model: nn.Module, module: nn.Module, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a function that calls a model's ``train_step``: in DDP as its ``forward``, which DDP watches."""
     if not isinstance(getattr(model, "_orig_mod", model), nn.parallel.DistributedDataParallel):
         return step
 
-    def run(batch: Any) -> Any:
+    def run(batch: object) -> Any:
         own = vars(module).get("forward")
 
         def restore() -> None:

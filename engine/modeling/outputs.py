@@ -15,14 +15,14 @@ from ...hooks.common import fields_of, local_part
 from .clear_errors import describe
 
 
-def entries_of(output: Any) -> Mapping[Any, Any] | None:
+def entries_of(output: object) -> Mapping[Any, Any] | None:
     """Return an output's parts by name; None if they have no names."""
     if isinstance(output, tuple) and hasattr(output, "_asdict"):
         return output._asdict()
     return output if isinstance(output, Mapping) else fields_of(output) or None
 
 
-def losses_of(output: Any) -> dict[str, Any]:
+def losses_of(output: object) -> dict[str, Tensor]:
     """Return the losses, scalar tensors () by name, in the output of a model without ``MODEL.LOSS``.
 
     Raises:
@@ -51,7 +51,7 @@ def losses_of(output: Any) -> dict[str, Any]:
     )
 
 
-def terms_of(loss: Any) -> dict[str, Any]:
+def terms_of(loss: Any) -> dict[str, Tensor]:
     """Return what ``MODEL.LOSS`` returned as scalar tensors () by name, with ``num_items`` if it counts its items.
 
     Raises:
@@ -82,7 +82,7 @@ def counted_twice(losses: Mapping[str, Any]) -> str:
     )
 
 
-def _with_count(losses: dict[str, Any], count: Any) -> dict[str, Any]:
+def _with_count(losses: dict[str, Any], count: Any) -> dict[str, Tensor]:
     """Add the number of items that the losses are means of, as ``num_items``."""
     if count is None:
         return losses
@@ -99,7 +99,7 @@ def _whole(term: Tensor) -> Tensor:
     return whole
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: object) -> bool:
     """Return whether a value is a tensor without dimensions."""
     return isinstance(value, Tensor) and not value.dim()
 
@@ -107,7 +107,7 @@ def _is_scalar(value: Any) -> bool:
 # ---------------------------------------------------------------------- predictions
 
 
-def without_scalars(output: Any) -> Any:
+def without_scalars(output: object) -> Any:
     """Return a tuple such as (logits, loss) without scalars and None, or the only other part; others unchanged."""
     if type(output) is not tuple:
         return output
@@ -115,7 +115,7 @@ def without_scalars(output: Any) -> Any:
     return rest[0] if len(rest) == 1 < len(output) else rest or output
 
 
-def without_loss(output: Any) -> Any:
+def without_loss(output: object) -> Any:
     """Return the named parts of an output as a dict without ``loss``, if that is a scalar or None; others unchanged."""
     entries = entries_of(output)
     if entries is None or not ("loss" in entries or hasattr(output, "loss")):
@@ -126,7 +126,7 @@ def without_loss(output: Any) -> Any:
     return {name: value for name, value in entries.items() if name != "loss" and value is not None} or output
 
 
-def without_cache(output: Any, module: Any) -> Any:
+def without_cache(output: object, module: object) -> Any:
     """Return a named output without the cache of a Hugging Face model, as its Trainer does; others unchanged."""
     entries = entries_of(output)
     if entries is None:
@@ -136,7 +136,7 @@ def without_cache(output: Any, module: Any) -> Any:
     return output if len(kept) == len(entries) else type(output)(**kept)
 
 
-def predictions_of(output: Any, ignore: Container[str] = ()) -> Any:
+def predictions_of(output: object, ignore: Container[str] = ()) -> Any:
     """Return what metrics and callers receive of an output: its parts without the loss, or the only part by itself.
 
     Args:
@@ -158,7 +158,7 @@ def predictions_of(output: Any, ignore: Container[str] = ()) -> Any:
 _KEEP_TERMS = frozenset({"mul", "div", "neg", "float", "to", "clone"})
 
 
-def terms_ahead(loss: Any, target: Any) -> Any:
+def terms_ahead(loss: Any, target: Tensor) -> Any:
     """Return the number of terms that a loss of torch will be the mean of, if the target alone tells it; else None."""
     if type(loss) not in (nn.CrossEntropyLoss, nn.NLLLoss) or loss.reduction != "mean":
         return None
@@ -207,7 +207,7 @@ class Terms(TorchFunctionMode):
         return result
 
 
-def num_terms(losses: Mapping[str, Any], function: Any = None) -> Any:
+def num_terms(losses: Mapping[str, Any], function: object = None) -> Any:
     """Return the number of terms that a loss is the mean of, a scalar tensor (); "sum" if it is a sum.
 
     None if it is not known: there are several losses, or the only one, which may be times a Python number, is not of a

@@ -104,7 +104,7 @@ class CompiledStep:
         if problem:
             raise ConfigError(f"SOLVER.COMPILE_STEP: {problem}; or set COMPILE_STEP to False")
 
-    def run(self, trainer: StepTrainer, batch: Any, data_time: float) -> None:
+    def run(self, trainer: StepTrainer, batch: object, data_time: float) -> None:
         """Run a step, except for reading its batch. Checks, clipping and update are those of any step.
 
         Raises:
@@ -126,7 +126,7 @@ class CompiledStep:
         if not trainer.zero_grad_before_forward:
             trainer.zero_grad()
 
-    def _compute(self, trainer: StepTrainer, parameters: list[nn.Parameter], batch: Any) -> Result:
+    def _compute(self, trainer: StepTrainer, parameters: list[nn.Parameter], batch: object) -> Result:
         parts = trainer.adapter, trainer.model, trainer.precision
         if self._ran:
             try:
@@ -152,7 +152,7 @@ class CompiledStep:
         return result
 
 
-def _forward_backward(parts: tuple[Any, nn.Module, torch.dtype | None], parameters: Any, batch: Any) -> Result:
+def _forward_backward(parts: tuple[Any, nn.Module, torch.dtype | None], parameters: Any, batch: object) -> Result:
     adapter, model, precision = parts
     device = parameters[0].device.type
     with torch.enable_grad():

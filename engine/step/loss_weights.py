@@ -68,7 +68,7 @@ class LossWeights:
         loss: computes the losses from the model's output; None: the model does.
     """
 
-    def __init__(self, batches: EpochIterator, batch: tuple[Any, int | None], ranks: int, loss: Any = None) -> None:
+    def __init__(self, batches: EpochIterator, batch: tuple[Any, int | None], ranks: int, loss: object = None) -> None:
         self._batches = batches
         self._batch = batch
         self._ranks = ranks
@@ -88,7 +88,9 @@ class LossWeights:
         if self._started is None:
             self._started = comm.start_sum(count)
 
-    def counted(self, forward: Callable[[Any], dict[str, Any]], batch: Any) -> tuple[dict[str, Any], Any]:
+    def counted(
+        self, forward: Callable[[Any], dict[str, torch.Tensor]], batch: object
+    ) -> tuple[dict[str, torch.Tensor], Any]:
         """Return the losses of a micro-batch, and the number of terms that they are the mean of, for :meth:`apply`."""
         with Terms():
             losses = forward(batch)
