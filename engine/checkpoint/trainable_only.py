@@ -40,9 +40,9 @@ def add_frozen(checkpointer: Any, left_out: Mapping[str, Any], weights: Mapping[
     Raises:
         ConfigError: the model has other weights, and so have those files.
     """
-    reader, names, problem = copy.copy(checkpointer), left_out["names"], ""
+    reader, names = copy.copy(checkpointer), left_out["names"]
     reader.base, reader.save_dir = ("", "model"), ""
-    sums = dict(zip(names, left_out.get("sums", ()), strict=False))  # older files have none
+    sums = dict(zip(names, left_out.get("sums", ()), strict=False))  # files of an earlier version have none
 
     def frozen() -> dict[str, torch.Tensor]:
         there = {plain_name(name): value for name, value in checkpointer.model.state_dict().items()}
@@ -52,26 +52,18 @@ def add_frozen(checkpointer: Any, left_out: Mapping[str, Any], weights: Mapping[
         found = frozen()
         return bit_sums(found.values()) == [sums.get(name) for name in found]
 
-    def read(source: str, weights_from: str) -> str:
-        """Load a file's weights into the model; return the problem, if there is one."""
-        try:
-            reader.load(source, [], weights_from=weights_from)
-        except ConfigError as error:
-            return f" ({error})"
-        return ""
-
-    for source, weights_from in left_out["sources"]:
-        if source and not is_same():
-            problem = problem or read(source, weights_from)
-    must_read_base = not is_same() if sums else bool(problem or not left_out["sources"])
-    if must_read_base and checkpointer.base[0]:
-        of_base = read(*checkpointer.base)
-        problem = problem or of_base if sums else of_base
-    if not is_same() if sums else problem:
+    problems: list[str] = []
+    for source, weights_from in [*left_out["sources"], *([checkpointer.base] if sums else [])]:
+        if source and not (sums and is_same()):
+            try:
+                reader.load(source, [], weights_from=weights_from)
+            except ConfigError as error:
+                problems.append(f" ({error})")
+    if not is_same() if sums else problems:
         read_from = " and ".join(source for source, _ in left_out["sources"]) or "the model as it was built"
         raise ConfigError(
             f"{checkpointer.loaded_from} has only the trained weights (CHECKPOINT.TRAINABLE_ONLY), and its "
-            f"{len(names)} frozen ones are not those of {read_from}{problem}: put that file back, or load it into the "
-            "model first; at a resume, set MODEL.WEIGHTS to it"
+            f"{len(names)} frozen ones are not those of {read_from}{''.join(problems[:1])}: put that file back, or "
+            "load it into the model first; at a resume, set MODEL.WEIGHTS to it"
         )
     return {**frozen(), **weights}
