@@ -10,7 +10,6 @@ from torch import nn
 from ...config import CfgNode, ConfigError, Registry
 from ...config.components import ComponentKey, component, default_name
 from ...config.errors import MismatchError
-from ...hooks.common import samples_in
 from ...hooks.evaluation import flatten_names
 from ..data.batches import batch_size_of
 from ..modeling.adapters import ModelAdapter
@@ -83,10 +82,8 @@ class MetricsEvaluator(DatasetEvaluator):
             if isinstance(metric, nn.Module) and isinstance(outputs, torch.Tensor):
                 metric.to(outputs.device)
             try:
-                if isinstance(metric, FunctionMetric):
+                if isinstance(metric, FunctionMetric | Loss):
                     metric.update(outputs, targets, inputs)
-                elif isinstance(metric, Loss):
-                    metric.update(outputs, targets, samples_in(inputs))
                 else:
                     metric.update(outputs, targets)
             except Exception as error:

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ...config import CfgNode, ConfigError, Registry
 from ...config.signatures import parameters_of
-from ...hooks.common import in_double
+from ...hooks.common import in_double, samples_in
 from .. import comm
 from ..data.loader import move_to_device
 from ..modeling.build import build_loss
@@ -151,18 +151,18 @@ class Loss(MeanMetric):
         items = torch.as_tensor(count, device=total.device)
         self.add(torch.where(items > 0, total * items, 0.0), items)
 
-    def update(self, preds: Outputs, target: Outputs, samples: int | None = None) -> None:
+    def update(self, preds: Outputs, target: Outputs, inputs: Batch = None) -> None:
         """Add one batch.
 
         Args:
             preds, target: the arguments of the loss.
-            samples: the number of samples. Default: ``len(target)``.
+            inputs: the batch, for its number of samples. Default: ``len(target)``.
         """
         assert self._loss is not None
-        samples = len(target) if samples is None else samples
+        samples = samples_in(inputs)
         with Terms():
             losses = terms_of(self._loss(preds, target))
-        self.add_losses(losses, samples)
+        self.add_losses(losses, len(target) if samples is None else samples)
 
 
 class FunctionMetric:
@@ -283,12 +283,11 @@ class Predictions:
     metrics: Mapping[str, object] = field(default_factory=dict)
 
 
-def collect(batches: Iterable[Outputs], all_ranks: bool = True, pad_value: float | None = None) -> Outputs:
+def collect(batches: Iterable[Outputs], pad_value: float | None = None) -> Outputs:
     """Concatenate batches of tensors, arrays or lists, and dicts and tuples of these, on the CPU.
 
     Args:
-        batches: those of this rank.
-        all_ranks: whether to collect those of all ranks, which must all call this function.
+        batches: those of this rank. All ranks call this function.
         pad_value: fills up sequences (N, length, ...) to the longest one; None: sizes must be equal.
 
     Returns:
@@ -300,8 +299,7 @@ def collect(batches: Iterable[Outputs], all_ranks: bool = True, pad_value: float
     """
     named = [(batch, entries_of(batch)) for batch in batches]
     parts = [move_to_device(batch if entries is None else dict(entries), "cpu") for batch, entries in named]
-    shares = comm.all_gather(parts) if all_ranks and comm.get_world_size() > 1 else [parts]
-    return _join(list(chain.from_iterable(shares)), pad_value)
+    return _join(list(chain.from_iterable(comm.all_gather(parts))), pad_value)
 
 
 def gather(trainer: EvaluatedTrainer, value: Outputs) -> Outputs:

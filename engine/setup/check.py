@@ -30,7 +30,7 @@ WRITER_KEY = ComponentKey(WRITER_REGISTRY, "LOG.WRITERS", offers=("cfg", "output
 
 
 # Each key with the method of DefaultTrainer that builds from it; a subclass may override that.
-_KEYS: tuple[tuple[str, ComponentKey], ...] = (
+COMPONENT_KEYS: tuple[tuple[str, ComponentKey], ...] = (
     ("build_model", MODEL_KEY),
     ("", LOSS_KEY),
     ("build_train_loader", TRAIN_KEY),
@@ -45,7 +45,7 @@ _KEYS: tuple[tuple[str, ComponentKey], ...] = (
     ("", HOOK_KEY),
     ("", WRITER_KEY),
 )
-_BUILDERS = {*dict(_KEYS), "test"} - {""}
+_BUILDERS = {*dict(COMPONENT_KEYS), "test"} - {""}
 
 
 def best_metric(cfg: CfgNode) -> str:
@@ -114,7 +114,7 @@ def _errors(cfg: CfgNode, overridden: Collection[str] = ()) -> dict[tuple[str, C
     """Return the error of each component that is wrong."""
     errors = {}
     parts = solver_parts(cfg) if cfg.SOLVER.OPTIMIZERS else {}
-    for builder, component_key in _KEYS:
+    for builder, component_key in COMPONENT_KEYS:
         if builder in overridden or (builder == "build_evaluator" and "test" in overridden):
             continue
         of_parts = parts and component_key in (OPTIMIZER_KEY, SCHEDULE_KEY)

@@ -11,21 +11,9 @@ from hookline.config.components import ComponentKey
 from hookline.config.duration import FORMS, LENGTH_FORMS, TIME_FORMS
 from hookline.config.signatures import parameters_of
 from hookline.config.values import OneOf
-from hookline.engine.data.batches import COLLATE_REGISTRY
-from hookline.engine.data.build import SAMPLER_KEY
-from hookline.engine.data.datasets import TEST_KEY, TRAIN_KEY
-from hookline.engine.evaluation.build import EVALUATOR_KEY, METRICS_KEY
-from hookline.engine.modeling.build import LOSS_KEY, MODEL_KEY
-from hookline.engine.parallel.base import STRATEGY_KEY
-from hookline.engine.setup.check import HOOK_KEY, WRITER_KEY
-from hookline.engine.solver.build import OPTIMIZER_KEY
-from hookline.engine.solver.schedules import SCHEDULE_KEY
+from hookline.engine.setup.check import COMPONENT_KEYS
 
-_KEYS = (
-    *(MODEL_KEY, LOSS_KEY, TRAIN_KEY, TEST_KEY, SAMPLER_KEY, OPTIMIZER_KEY, SCHEDULE_KEY, EVALUATOR_KEY),
-    *(METRICS_KEY, HOOK_KEY, WRITER_KEY, STRATEGY_KEY),
-    ComponentKey(COLLATE_REGISTRY, "DATALOADER.COLLATE_FN.NAME"),
-)
+_KEYS = [component_key for _, component_key in COMPONENT_KEYS]
 _KEY = re.compile(r"_C\.([A-Z][A-Z0-9_.]*) = ")
 _DURATIONS: dict[object, str] = {
     Duration.parse: FORMS,
