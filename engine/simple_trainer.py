@@ -35,6 +35,8 @@ from .step.nonfinite import NonFinitePolicy, detect_anomaly, record_step, write_
 from .step.step_outputs import KeptForHooks, StepOutputs
 from .train_loop import Request, TrainerBase
 
+_CPU = torch.device("cpu")
+
 
 class SimpleTrainer(TrainerBase):
     """The usual training step: one batch, its losses, one update of the weights.
@@ -52,8 +54,8 @@ class SimpleTrainer(TrainerBase):
         async_write_metrics: ignored; metrics never wait for the device. detectron2 has this argument.
         adapter: calls the model and finds its losses; see :class:`~hookline.engine.modeling.ModelAdapter`.
         accumulation_steps: number of micro-batches that each batch is split into, for one update.
-        clip_gradients: called with the parameters before each update. If it returns their norm, the norm is logged. By
-            default the clipper of an optimizer from ``build_optimizer``, whose ``step`` then does not clip again.
+        clip_gradients: called with the parameters before each update. A norm that it returns is logged. Default: the
+            clipper of an optimizer from ``build_optimizer``, whose ``step`` then does not clip again.
         precision: a dtype for torch.autocast, or None for full precision.
         grad_scaler: for float16, for which one is created by default.
         device: where batches are moved; None leaves them where they are.
@@ -184,7 +186,7 @@ class SimpleTrainer(TrainerBase):
         if listeners["before_fetch"]:
             self.emit("before_fetch")
         batch = next(self.batches)
-        if self.device is not None and self.device.type != "cpu":  # loaders read into the host's memory
+        if self.device is not None and self.device != _CPU:
             batch = move_to_device(batch, self.device)
         if listeners["after_fetch"]:
             with sized(batch, self.batches.num_samples):
@@ -365,8 +367,8 @@ class SimpleTrainer(TrainerBase):
 
     def move_modules(self) -> None:
         """Move modules that are attributes of the trainer, such as a metric or a second model, to its device."""
-        losses = getattr(self.adapter, "loss", None), getattr(self.loss_module, "module", None)
-        for value in [*vars(self).values(), *losses]:
+        loss = getattr(self.adapter, "loss", None)
+        for value in [*vars(self).values(), loss, getattr(self.loss_module, "module", None)]:
             if isinstance(value, nn.Module) and value is not self.model and self.device is not None:
                 value.to(self.device)
 

@@ -269,7 +269,7 @@ def record_step(
             known = (storage,) if trainer.write_metrics is write_metrics else ()
             trainer.write_metrics(loss_dict, data_time, iteration, prefix, *known)
         else:
-            on_cpu = {name: loss.item() for name, loss in loss_dict.items() if loss.device.type == "cpu"}
+            on_cpu = {name: loss.item() for name, loss in loss_dict.items() if loss.is_cpu}
             check_finite(sum(on_cpu.values()), on_cpu, iteration)
     except FloatingPointError as found:
         error = found
@@ -293,7 +293,7 @@ def write_metrics(
     values: dict[str, Any] = {}
     total: Any = 0.0
     for name, loss in loss_dict.items():
-        values[name] = value = loss.item() if loss.device.type == "cpu" else loss.detach()
+        values[name] = value = loss.item() if loss.is_cpu else loss.detach()
         total += value
     values.setdefault("total_loss", total)
     if prefix:
