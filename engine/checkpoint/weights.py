@@ -150,7 +150,8 @@ def _read_file(path: str, mmap: bool, verified: bool = False) -> dict[str, Any]:
         raise ConfigError(f"{path} is not a checkpoint: it holds a {type(content).__name__}, not a dict")
     for key in _MODEL_KEYS:
         if _is_state_dict(content.get(key)):
-            return {"model": content[key], **{name: value for name, value in content.items() if name != key}}
+            content["model"] = content.pop(key)
+            return content
     if _is_state_dict(content) and content:
         return {"model": content}
     if isinstance(content.get("model"), dict):
@@ -220,7 +221,8 @@ def _read_distributed(path: str, like: "Like | None") -> dict[str, Any]:
         raise ConfigError(f"{path} is corrupt (it has a tensor and a dict under one name)") from None
     for key in _MODEL_KEYS:
         if _is_state_dict(content.get(key)):
-            return {"model": content.pop(key), **content}
+            content["model"] = content.pop(key)
+            return content
     content = nested(read_tensors(path, lambda keys: len(keys) == 1, like))  # a plain state dict
     if not content:
         raise ConfigError(f"{path} is not a checkpoint of a model: it holds no tensors under 'model'")
