@@ -1,4 +1,15 @@
-"""Data sets, samplers and loaders."""
+"""Data sets, samplers and loaders.
+
+- The order of samples follows from seed and epoch. A sampler yields it for all ranks (``samplers``, ``mixing``), and
+  ``batch_sampler.GlobalBatchSampler`` cuts it into batches and takes this rank's samples of each.
+- The random numbers of a sample follow from seed, epoch and its place in that order. What reads it seeds the
+  generators: ``loader`` for data sets with indices, ``stream`` for iterable ones.
+- ``epoch_iterator.EpochIterator`` owns the position: epoch, batches, and samples over all ranks. Streams and loaders
+  of a person's with ``state_dict()`` own theirs.
+- What collates a batch knows its number of samples: ``loader.Collate``.
+- Loader workers start and end in ``workers``.
+- ``build`` makes all of these from a config.
+"""
 
 from .batch_sampler import GlobalBatchSampler
 from .batches import COLLATE_REGISTRY, pad_collate, trivial_batch_collator

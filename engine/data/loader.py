@@ -124,7 +124,7 @@ class _BatchReader(Dataset[Any]):
         owner = dataset
         while isinstance(owner, Subset) and type(owner).__getitems__ is Subset.__getitems__:
             owner = owner.dataset
-        self._reads_batches = hasattr(owner, "__getitems__")
+        self._reads_batches = getattr(owner, "__getitems__", None) is not None  # None: as for torch, it does not
         self._fetch = dataset.__getitems__ if self._reads_batches else self._samples
 
     def __getitems__(self, indices: Sequence[int]) -> Any:

@@ -76,6 +76,14 @@ def test_the_error_names_the_sample(entry, note, workers, test):
     assert note in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
 
 
+class OneByOne(OneIsBroken):
+    __getitems__ = None  # torch reads single samples then
+
+
+def test_a_data_set_without_whole_batches_is_read_by_sample():
+    assert [len(batch) for batch in SeededLoader(OneByOne(at=9), seed=0, batch_size=5)] == [5, 3]
+
+
 # ---------------------------------------------------------------------------- batches: collated, split and moved
 
 Batch = namedtuple("Batch", "x y")
