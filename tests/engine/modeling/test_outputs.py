@@ -72,13 +72,20 @@ class OwnLoss(nn.Linear):
         return {**(loss if isinstance(loss, dict) else {"loss": loss}), "logits": scores}
 
 
-def weights_after_a_step(loss, target, batches, parts, make=nn.Linear):
+class OwnForward(SimpleTrainer):
+    """A trainer that computes its loss."""
+
+    def forward(self, batch):
+        return {"loss": F.cross_entropy(self.model(batch[0]), batch[1], WEIGHT)}
+
+
+def weights_after_a_step(loss, target, batches, parts, make=nn.Linear, cls=SimpleTrainer):
     torch.manual_seed(0)
     own = make is OwnLoss
     model = OwnLoss(loss) if own else nn.Linear(4, 3)
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     adapter = ModelAdapter() if own else ModelAdapter(loss)
-    trainer = SimpleTrainer(model, batches(target), sgd, adapter=adapter, accumulation_steps=parts)
+    trainer = cls(model, batches(target), sgd, adapter=adapter, accumulation_steps=parts)
     trainer.train(0, 1)
     return model.weight.detach(), trainer.storage.latest()
 
@@ -98,6 +105,12 @@ def test_micro_batches_have_the_gradient_and_loss_of_the_batch(name, make):
         torch.testing.assert_close(found, expected)
         assert cut["total_loss"][0] == pytest.approx(storage["total_loss"][0], rel=1e-5)
         assert "num_items" not in cut
+
+
+def test_a_loss_that_the_trainer_computes_counts_by_its_terms():
+    expected, _ = weights_after_a_step(nn.CrossEntropyLoss(WEIGHT), LABELS, whole, 1)
+    found, _ = weights_after_a_step(None, LABELS, whole, 10, cls=OwnForward)
+    torch.testing.assert_close(found, expected)
 
 
 def test_micro_batches_count_by_their_items_and_without_items_not_at_all():
