@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -41,36 +40,31 @@ _CLEARER: tuple[tuple[str, type[Exception], str], ...] = (
 )
 
 
-def raise_clearer(error: Exception, batch: Any = None) -> None:
+def raise_clearer(error: Exception, batch: object = None) -> None:
     """Raise a clearer error for one of a model, its loss or its backward pass. Without one, add a note and return.
 
     Args:
         error: the error.
         batch: what the model was called with, for the note; None: there is no note.
     """
-    clear: Exception | None = None
     for pattern, kind, text in _CLEARER:
         if found := re.search(pattern, str(error), re.DOTALL):
-            clear = kind(text.format(*found.groups()))
-    if "must be Tensor, not" in str(error) and isinstance(batch, list | tuple) and any(map(_is_text, batch)):
-        clear = MismatchError("the labels are strings: number them, such as by label = class_names.index(label)")
-    if clear is not None:
-        raise clear from error
-    if batch is None or isinstance(error, ConfigError):
-        return
-    error.add_note(f"with {describe(batch)} as batch")
+            raise kind(text.format(*found.groups())) from error
+    parts = batch if isinstance(batch, list | tuple) else ()
+    texts = [part for part in parts if isinstance(part, list | tuple) and part and isinstance(part[0], str)]
+    if texts and "must be Tensor, not" in str(error):
+        clear = "the labels are strings: number them, such as by label = class_names.index(label)"
+        raise MismatchError(clear) from error
+    if batch is not None and not isinstance(error, ConfigError):
+        error.add_note(f"with {describe(batch)} as batch")
 
 
-def _is_text(part: Any) -> bool:
-    return isinstance(part, list | tuple) and bool(part) and isinstance(part[0], str)
-
-
-def describe(value: Any) -> str:
+def describe(value: object) -> str:
     """Describe a value's type and shapes for error messages."""
     return f"a {_described(value, 0)}"
 
 
-def _described(value: Any, depth: int) -> str:
+def _described(value: object, depth: int) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} tensor {tuple(value.shape)}"
     entries = value if isinstance(value, Mapping) else fields_of(value)
