@@ -120,9 +120,6 @@ class MemorySnapshot(HookBase):
     def after_train(self) -> None:
         self._write()
 
-    def on_exception(self, error: BaseException) -> None:
-        self._write()
-
     def _write(self) -> None:
         if not self._recording:
             return

@@ -37,7 +37,6 @@ class IterationTimer(HookBase):
         self._counted_from = self._start
         self._steps_time = 0.0
         self._steps = 0
-        self._ending = False
 
     def before_step(self) -> None:
         self._step_start = time.perf_counter()
@@ -56,11 +55,8 @@ class IterationTimer(HookBase):
         if done >= self._warmup_iter or self._first:
             trainer.storage.put_scalar("time", seconds)
 
-    def after_train(self) -> None:
-        self._ending = True
-
-    def before_write(self) -> None:
-        if not self._ending or not self._steps:  # before the last metrics, which follow after_train of all hooks
+    def after_run(self) -> None:
+        if not self._steps:
             return
         now, steps = time.perf_counter(), self._steps_time
         each = steps / self._steps
