@@ -19,7 +19,7 @@ from .registry import Registry, args_key, locate
 from .values import ObjectName, mode_of
 
 
-def component(entry: Any, more: Collection[str] = ("AS", "RATIO")) -> tuple[str, dict[str, Any]]:
+def component(entry: object, more: Collection[str] = ("AS", "RATIO")) -> tuple[str, dict[str, Any]]:
     """Split an entry of a list of components into name and arguments.
 
     Args:
@@ -51,12 +51,12 @@ def component(entry: Any, more: Collection[str] = ("AS", "RATIO")) -> tuple[str,
     return name, dict(args or {})
 
 
-def name_of(entry: Any) -> str:
+def name_of(entry: object) -> str:
     """The name of the results of a test set or metric: its ``AS``, or else its ``NAME``."""
     return (entry.get("AS") if isinstance(entry, Mapping) else None) or component(entry)[0]
 
 
-def components(value: Any, more: Collection[str] = ()) -> None:
+def components(value: object, more: Collection[str] = ()) -> None:
     """Validate a list of components, for :class:`~hookline.config.Typed` keys such as ``HOOKS``.
 
     Args:
@@ -85,7 +85,7 @@ mixed_components = partial(components, more=("RATIO",))
 """As :func:`components`, for data sets that may be mixed by ``RATIO``."""
 
 
-def _check_more(name: Any, ratio: Any) -> None:
+def _check_more(name: object, ratio: object) -> None:
     if not isinstance(name, str) or not name.isprintable() or not re.fullmatch(r"\w([^/\\]*[^/\\ ])?", name):
         raise ConfigError(f"AS begins with a letter and names files, so it has no '/', not {name!r}")
     if isinstance(ratio, bool) or not isinstance(ratio, float | int) or not 0 < ratio < float("inf"):
@@ -142,7 +142,7 @@ class ComponentKey:
             if name
         ]
 
-    def build(self, cfg: Any, *positional: Any, **offered: Any) -> Any:
+    def build(self, cfg: Any, *positional: object, **offered: object) -> Any:
         """Build the component, or the list of components.
 
         Raises:
@@ -171,7 +171,7 @@ def errors_at(key: str) -> Iterator[None]:
         raise ConfigError(f"{key}: {type(error).__name__}: {error}{raised_in(error)}") from error
 
 
-def default_name(metric: Any) -> str:
+def default_name(metric: object) -> str:
     """Return the name of a metric, or of a class of metrics, to which the config gives none."""
     kind = metric if isinstance(metric, type) else type(metric)
     name = getattr(metric, "name", None)

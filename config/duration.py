@@ -51,7 +51,7 @@ class Duration:
             object.__setattr__(self, "unit", "it")
 
     @classmethod
-    def parse(cls, x: Any, forms: str = FORMS) -> "Duration":
+    def parse(cls, x: object, forms: str = FORMS) -> "Duration":
         """Parse a duration.
 
         Args:
@@ -67,6 +67,7 @@ class Duration:
         """
         if isinstance(x, Duration):
             return x
+        number: Any
         match = _PATTERN.fullmatch(x or "0") if isinstance(x, str | None) else None
         number, spelling = (float(match[1].replace("_", "")), match[2].lower()) if match else (x, "")
         problem = f"{x!r} is not a duration; write {forms}"
@@ -79,7 +80,7 @@ class Duration:
             raise ConfigError(f"{problem} ({error})") from None
 
     @classmethod
-    def parse_length(cls, x: Any) -> "Duration":
+    def parse_length(cls, x: object) -> "Duration":
         """Parse a duration in iterations or epochs, as :meth:`parse` without units of time.
 
         Args:
@@ -97,7 +98,7 @@ class Duration:
         return duration
 
     @staticmethod
-    def fraction(x: Any) -> float | None:
+    def fraction(x: object) -> float | None:
         """Return a fraction of the run, such as 0.1, also as a string; None for anything else."""
         try:
             part = float(x) if isinstance(x, str | float) else 0.0
@@ -106,7 +107,7 @@ class Duration:
         return part if 0 < part < 1 else None
 
     @classmethod
-    def parse_part(cls, x: Any) -> "Duration | float":
+    def parse_part(cls, x: object) -> "Duration | float":
         """Parse a fraction of the run between 0 and 1, or a length as :meth:`parse_length` does.
 
         Raises:
@@ -115,7 +116,7 @@ class Duration:
         return cls.fraction(x) or cls.parse_length(x)
 
     @classmethod
-    def parse_time(cls, x: Any) -> "Duration":
+    def parse_time(cls, x: object) -> "Duration":
         """Parse a time, as :meth:`parse` without iterations and epochs.
 
         Args:
@@ -133,7 +134,7 @@ class Duration:
         return duration
 
     @classmethod
-    def parse_lengths(cls, values: Any) -> "list[Duration]":
+    def parse_lengths(cls, values: object) -> "list[Duration]":
         """Parse a list or tuple of durations, each as :meth:`parse_length`.
 
         Raises:

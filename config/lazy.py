@@ -53,9 +53,7 @@ class LazyCall:
             raise TypeError(f"LazyCall: the target must be callable, or the name of a callable, not {target!r}")
         self._target = target
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if args:
-            raise TypeError(f"LazyCall({self._target}): give all arguments by name, not {args[0]!r} by position")
+    def __call__(self, **kwargs: object) -> Any:
         target, structures = self._target, (dict, list, tuple, Enum)
         if isinstance(target, type) and (dataclasses.is_dataclass(target) or issubclass(target, structures)):
             target = target_name(target)  # OmegaConf would take the class for a type of configs
@@ -98,8 +96,6 @@ class LazyConfig:
     def load_rel(filename: str, keys: str | tuple[str, ...] | None = None) -> Any:
         """Load a file whose path is relative to the file that calls this. See :meth:`load`."""
         caller = sys._getframe(1).f_code.co_filename
-        if not g_pathmgr.isfile(caller):
-            raise ConfigError(f"load_rel('{filename}') is called outside of a file: use LazyConfig.load")
         return LazyConfig.load(os.path.join(os.path.dirname(caller), filename), keys)
 
     @staticmethod
@@ -209,11 +205,9 @@ def _call(cfg: Mapping[Any, Any]) -> Any:
             target = locate(target)
         except ConfigError as error:
             raise type(error)(f"_target_ {name}: {error}") from error.__cause__
-    if not callable(target):
-        raise ConfigError(f"_target_ {name}: is not callable, but {type(target).__name__}")
-    if arguments.pop("_partial_", False):
-        return functools.partial(target, **arguments)
     try:
+        if arguments.pop("_partial_", False):
+            return functools.partial(target, **arguments)
         return target(**arguments)
     except TypeError as error:
         if error.__traceback__ is None or error.__traceback__.tb_next is None:  # the call itself, not the target

@@ -54,7 +54,7 @@ class CfgNode(_FvcoreCfgNode):
 
     def __init__(
         self,
-        init_dict: Mapping[str, Any] | None = None,
+        init_dict: Mapping[str, object] | None = None,
         key_list: Sequence[str] | None = None,
         new_allowed: bool = False,
     ) -> None:
@@ -62,8 +62,8 @@ class CfgNode(_FvcoreCfgNode):
         super().__init__(init_dict, list(key_list or ()), new_allowed)
 
     @classmethod
-    def _create_config_tree_from_dict(cls, dic: Mapping[str, Any], key_list: list[str]) -> dict[str, Any]:
-        values = dic if key_list else clean(dic)  # those of a section are clean already
+    def _create_config_tree_from_dict(cls, dic: Mapping[str, object], key_list: list[str]) -> dict[str, object]:
+        values: Mapping[str, Any] = dic if key_list else clean(dic)  # those of a section are clean already
         return {key: cls(value, [key]) if _is_section(value) else value for key, value in values.items()}
 
     # ------------------------------------------------------------------ reading keys
@@ -84,7 +84,7 @@ class CfgNode(_FvcoreCfgNode):
         node, name = self._renamed[key]
         return node[name]
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """As ``dict.get``. Finds renamed keys too."""
         return Mapping.get(self, key, default)
 
@@ -117,7 +117,7 @@ class CfgNode(_FvcoreCfgNode):
         pairs = {key: (old.get(key, MISSING), new.get(key, MISSING)) for key in [*new, *old]}
         return {key: pair for key, pair in pairs.items() if not same(*pair)}
 
-    def dump(self, **kwargs: Any) -> str:
+    def dump(self, **kwargs: object) -> str:
         """Return the tree as YAML. Merged into the defaults, it gives an equal tree.
 
         Tuples are written as lists. Keys whose default is a tuple convert them back.
@@ -132,7 +132,7 @@ class CfgNode(_FvcoreCfgNode):
 
     # ------------------------------------------------------------------ setting keys
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in self.__dict__:
             raise ConfigError(f"'{name}' is internal state of the config, not a key")
         self[name] = value
@@ -174,7 +174,7 @@ class CfgNode(_FvcoreCfgNode):
     def _full(self, key: str) -> str:
         return f"{self._section}.{key}" if self._section else key
 
-    def _takes_name(self, key: str, value: Any) -> bool:
+    def _takes_name(self, key: str, value: object) -> bool:
         """Whether a section may be set to ``value``, the name of its component."""
         return isinstance(value, str) and self._full(key) in _NAMED_SECTIONS
 
@@ -198,7 +198,7 @@ class CfgNode(_FvcoreCfgNode):
         copied.defrost()
         return copied
 
-    def __reduce_ex__(self, protocol: Any) -> Any:  # for copy, deepcopy and pickle
+    def __reduce_ex__(self, protocol: object) -> Any:  # for copy, deepcopy and pickle
         return copyreg.__newobj__, (type(self),), (dict(self), self.__dict__)  # type: ignore[attr-defined]
 
     def __setstate__(self, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -241,7 +241,7 @@ class CfgNode(_FvcoreCfgNode):
         """
         self._merge_all((name, values, False) for name, values in load_layers(cfg_filename, self._open_cfg))
 
-    def merge_from_other_cfg(self, cfg_other: Mapping[str, Any]) -> None:
+    def merge_from_other_cfg(self, cfg_other: Mapping[str, object]) -> None:
         """Merge another config.
 
         Args:
@@ -252,7 +252,7 @@ class CfgNode(_FvcoreCfgNode):
         """
         self._merge_all([("", cfg_other, False)])
 
-    def merge_from_list(self, cfg_list: Sequence[Any]) -> None:
+    def merge_from_list(self, cfg_list: Sequence[object]) -> None:
         """Merge overrides, such as those of a command line.
 
         Args:
@@ -264,7 +264,7 @@ class CfgNode(_FvcoreCfgNode):
         """
         self.merge_from_pairs(pairs_of(cfg_list), "command line", decode=True)
 
-    def merge_from_pairs(self, pairs: Iterable[tuple[str, Any]], source: str = "", decode: bool = False) -> None:
+    def merge_from_pairs(self, pairs: Iterable[tuple[str, object]], source: str = "", decode: bool = False) -> None:
         """Merge pairs of full key and value, names of components first.
 
         Args:
@@ -277,7 +277,7 @@ class CfgNode(_FvcoreCfgNode):
         """
         layers = []
         for key, value in sorted(pairs, key=lambda pair: _names_first(pair[0].rpartition(".")[2])):
-            nested = reduce(lambda inner, name: {name: inner}, key.split(".")[::-1], value)
+            nested: Any = reduce(lambda inner, name: {name: inner}, key.split(".")[::-1], value)
             layers.append((source, nested, decode and isinstance(value, str)))
         self._merge_all(layers)
 
@@ -370,11 +370,11 @@ class CfgNode(_FvcoreCfgNode):
         return cls(load_text(text, str(getattr(cfg_file_obj_or_str, "name", "YAML text"))))
 
 
-def _is_section(value: Any) -> bool:
+def _is_section(value: object) -> bool:
     return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
 
 
-def _names_first(key: Any) -> bool:
+def _names_first(key: object) -> bool:
     return not (isinstance(key, str) and args_key(key))
 
 

@@ -130,7 +130,7 @@ class Registry:
     def check(
         self,
         name: str,
-        args: Mapping[str, Any] | None = None,
+        args: Mapping[str, object] | None = None,
         *,
         positional: int = 0,
         offered: Collection[str] = (),
@@ -156,10 +156,10 @@ class Registry:
     def build(
         self,
         name: str,
-        args: Mapping[str, Any] | None = None,
+        args: Mapping[str, object] | None = None,
         *,
-        positional: tuple[Any, ...] = (),
-        offered: Mapping[str, Any] | None = None,
+        positional: tuple[object, ...] = (),
+        offered: Mapping[str, object] | None = None,
         key: str = "",
     ) -> Any:
         """Check the arguments, then call the class or function of a name.
@@ -190,8 +190,13 @@ class Registry:
         return built
 
     def _call(
-        self, name: str, args: Mapping[str, Any], positional: tuple[Any, ...], offered: Mapping[str, Any], key: str
-    ) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
+        self,
+        name: str,
+        args: Mapping[str, object],
+        positional: tuple[object, ...],
+        offered: Mapping[str, object],
+        key: str,
+    ) -> tuple[Any, tuple[object, ...] | None, dict[str, object]]:
         """Return the class or function of a name, and its arguments: by position (None if it is the component itself),
         and by name.
         """
@@ -203,7 +208,7 @@ class Registry:
             return target, None, {name: value for name, value in keywords.items() if name in args}
         return target, *bind(target, args, positional=positional, offered=offered, key=own, label=label)
 
-    def _is_itself(self, target: Any, args: Mapping[str, Any]) -> bool:
+    def _is_itself(self, target: Any, args: Mapping[str, object]) -> bool:
         """Whether a function is the component, and does not build it."""
         number = self._function_of
         taken = parameters_of(target) if number and not isinstance(target, type) else None
@@ -249,7 +254,7 @@ def args_key(key: str) -> str | None:
     return key.removesuffix("NAME") + "ARGS" if re.search(r"(^|[._])NAME$", key) else None
 
 
-def is_again(known: Any, obj: Any) -> bool:
+def is_again(known: object, obj: object) -> bool:
     """Return whether ``obj`` is ``known``, defined again by a notebook's cell that ran twice or a reloaded module."""
     name = getattr(obj, "__qualname__", "<")
     if known is obj or "<" in name or name == "_":  # a function may define several of one name
@@ -304,7 +309,7 @@ def _import(module_name: str) -> ModuleType | None:
         raise ConfigError(f"importing '{module_name}' fails: {type(error).__name__}: {error}") from error
 
 
-def _attribute(owner: Any, name: str) -> Any:
+def _attribute(owner: object, name: str) -> Any:
     try:
         return getattr(owner, name)
     except AttributeError:
@@ -313,5 +318,5 @@ def _attribute(owner: Any, name: str) -> Any:
         raise UnknownNameError(f"there is no '{name}' in '{owner_name}'{hint}") from None
 
 
-def _origin(obj: Any) -> str:
+def _origin(obj: object) -> str:
     return f"{getattr(obj, '__module__', '?')}.{getattr(obj, '__qualname__', repr(obj))}"

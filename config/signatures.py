@@ -44,13 +44,13 @@ class Parameters:
 
 def bind(
     target: Any,
-    args: Mapping[str, Any],
+    args: Mapping[str, object],
     *,
-    positional: tuple[Any, ...] = (),
-    offered: Mapping[str, Any] | None = None,
+    positional: tuple[object, ...] = (),
+    offered: Mapping[str, object] | None = None,
     key: str,
     label: str,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+) -> tuple[tuple[object, ...], dict[str, Any]]:
     """Check the names of a call's arguments, and values of a ``Literal``, without making it.
 
     Args:
@@ -101,7 +101,7 @@ def _copied(value: Any) -> Any:
     return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
 
 
-def _fitted(value: Any, annotation: Any, key: str) -> Any:
+def _fitted(value: object, annotation: object, key: str) -> object:
     """Check the value of a parameter that is a ``Literal``; if it is a tensor, return numbers as one.
 
     CrossEntropyLoss takes ``weight: [1, 2]``.
@@ -242,7 +242,7 @@ def _takes_config(function: Callable[..., Any], from_config: Callable[..., dict[
     """Wrap a function, or an ``__init__`` if there is no ``from_config``, so that it takes a config."""
 
     @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> object:
         own, args = (args[:0], args) if from_config else (args[:1], args[1:])
         source = from_config or type(own[0]).from_config
         if from_config is None and not inspect.ismethod(source):
@@ -259,7 +259,7 @@ def _takes_config(function: Callable[..., Any], from_config: Callable[..., dict[
     return wrapped
 
 
-def _called_with_config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _called_with_config(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
     first = args[0] if args else kwargs.get("cfg")
     omegaconf: Any = sys.modules.get("omegaconf")  # a LazyConfig
     return isinstance(first, _YacsCfgNode) or (omegaconf is not None and isinstance(first, omegaconf.DictConfig))

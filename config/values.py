@@ -73,12 +73,12 @@ class Typed:
     """
 
     default: Any
-    kind: type | Callable[[Any], Any]
+    kind: type | Callable[[Any], object]
     optional: bool = False
     min: float | None = None
     max: float | None = None
 
-    def __deepcopy__(self, memo: Any) -> "Typed":
+    def __deepcopy__(self, memo: object) -> "Typed":
         return self  # it is frozen, and a config has a hundred
 
     @property
@@ -90,7 +90,7 @@ class Typed:
             return object
         return object if self.default is None else type(self.default)
 
-    def check(self, value: Any) -> Any:
+    def check(self, value: object) -> Any:
         """Check a value of plain types.
 
         Args:
@@ -112,17 +112,17 @@ class Typed:
             except ValueError as error:
                 raise ConfigError(str(error)) from error
             return self.type(value) if isinstance(value, list | tuple) and self.type in (list, tuple) else value
-        value = convert(value, self.kind)
+        number: Any = convert(value, self.kind)
         limited = self.min is not None or self.max is not None
-        if limited and isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"must be a finite number, not {value}")
-        if self.min is not None and value < self.min:
-            raise ConfigError(f"must be at least {self.min}, not {value}")
-        if self.max is not None and value > self.max:
-            raise ConfigError(f"must be at most {self.max}, not {value}")
-        return value
+        if limited and isinstance(number, float) and not math.isfinite(number):
+            raise ConfigError(f"must be a finite number, not {number}")
+        if self.min is not None and number < self.min:
+            raise ConfigError(f"must be at least {self.min}, not {number}")
+        if self.max is not None and number > self.max:
+            raise ConfigError(f"must be at most {self.max}, not {number}")
+        return number
 
-    def parse(self, value: Any) -> Any:
+    def parse(self, value: object) -> Any:
         """As :meth:`check`, for a value of any source. Text is parsed if the key takes no text, as in yacs."""
         value = clean(value)
         try:
@@ -138,15 +138,15 @@ class Typed:
 class OneOf:
     """See :func:`one_of`."""
 
-    choices: tuple[Any, ...]
+    choices: tuple[object, ...]
 
-    def __call__(self, value: Any) -> None:
+    def __call__(self, value: object) -> None:
         if not any(type(value) is type(choice) and value == choice for choice in self.choices):
             hint = suggest(value, (c for c in self.choices if isinstance(c, str))) if isinstance(value, str) else ""
             raise ConfigError(f"{value!r} is not one of {', '.join(map(repr, self.choices))}{hint}")
 
 
-def one_of(*choices: Any) -> OneOf:
+def one_of(*choices: object) -> OneOf:
     """A validator for :class:`Typed` that allows only the given values.
 
     Args:
@@ -158,7 +158,7 @@ def one_of(*choices: Any) -> OneOf:
     return OneOf(choices)
 
 
-def convert(value: Any, expected: type) -> Any:
+def convert(value: object, expected: type) -> Any:
     """Convert a value to a type: an int to float, a list to tuple or a tuple to list. Others must match.
 
     Args:
@@ -228,12 +228,12 @@ def clean(value: Any) -> Any:
     )
 
 
-def same(a: Any, b: Any) -> bool:
+def same(a: object, b: object) -> bool:
     """Whether two values of plain types are equal. Lists and tuples of the same values are: files hold lists only."""
     return _as_lists(a) == _as_lists(b)
 
 
-def _as_lists(value: Any) -> Any:
+def _as_lists(value: object) -> object:
     if isinstance(value, list | tuple):
         return list(map(_as_lists, value))
     return {key: _as_lists(item) for key, item in value.items()} if isinstance(value, Mapping) else value
@@ -269,18 +269,18 @@ class ObjectName(str):
         self.is_component = not (is_named or is_partial) if is_component is None else is_component
         return self
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[type, tuple[object, bool]]:
         return ObjectName, (self.value, self.is_component)
 
-    def __deepcopy__(self, memo: Any) -> "ObjectName":
+    def __deepcopy__(self, memo: object) -> "ObjectName":
         return self
 
-    def component(self, *_: Any) -> Any:
+    def component(self, *_: object) -> Any:
         """Return the component itself. Takes what its constructor would be given by position."""
         return self.value
 
 
-def kind_of(target: Any) -> Any:
+def kind_of(target: object) -> Any:
     """Return the class of a component that a config holds itself; any other target of a registry as it is."""
     name = getattr(target, "__self__", None)
     return type(name.value) if isinstance(name, ObjectName) else target

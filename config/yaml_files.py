@@ -44,7 +44,7 @@ class _Loader(yaml.SafeLoader):
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     yaml_implicit_resolvers = dict(_RESOLVERS)
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         return True
 
 
@@ -82,7 +82,7 @@ def load_text(text: str, source: str) -> dict[Any, Any]:
     return loaded
 
 
-def dump_text(data: Mapping[str, Any], **kwargs: Any) -> str:
+def dump_text(data: Mapping[str, object], **kwargs: Any) -> str:
     """Write plain data as YAML that :func:`load_text` reads back.
 
     Args:
@@ -97,7 +97,7 @@ def dump_text(data: Mapping[str, Any], **kwargs: Any) -> str:
 
 
 def load_layers(
-    filename: str | os.PathLike[str], opener: Callable[[str], IO[Any]], chain: tuple[str, ...] = ()
+    filename: str | os.PathLike[str], opener: Callable[[str], IO[str]], chain: tuple[str, ...] = ()
 ) -> list[tuple[str, dict[Any, Any]]]:
     """Read a config file and the files in its ``_BASE_``.
 
@@ -188,7 +188,7 @@ def _examples() -> str:
 _ASSIGNMENT = re.compile(r"[A-Za-z_][^\s=]*=")
 
 
-def pairs_of(overrides: Sequence[Any]) -> list[tuple[str, Any]]:
+def pairs_of(overrides: Sequence[object]) -> list[tuple[str, Any]]:
     """Split a list of overrides into pairs.
 
     Args:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Collection
 from contextlib import nullcontext
-from typing import Any
 
 from ...config import CfgNode, ConfigError, get_cfg, name_of
 from ...config.components import ComponentKey, errors_at
@@ -104,7 +103,7 @@ def check_for_script(cfg: CfgNode) -> dict[str, ConfigError]:
     return found
 
 
-def _is_meant(name: str, args: Any, known: Collection[str]) -> bool:
+def _is_meant(name: str, args: object, known: Collection[str]) -> bool:
     """Whether a name and its arguments are meant for hookline, although it cannot build them."""
     # A known name without arguments that it needs may be that of a sampler which the script builds itself.
     return bool(args) or is_object_text(name) or ":" in name or (name not in known and bool(misspelt(name, known)))

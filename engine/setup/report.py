@@ -6,7 +6,8 @@ import platform
 import re
 import shlex
 import sys
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 
@@ -16,12 +17,27 @@ from ...hooks.base import EVENTS
 from ...hooks.builtin.interruption import is_session
 from ...hooks.common import length_of, unwrap_model
 from ...hooks.hook_list import hook_name, overrides
+from ...hooks.protocol import TrainerProtocol
 from .. import comm
 from ..evaluation import format_results
 from ..modeling import model_summary
 from ..train_loop import TrainResult
 
 logger = logging.getLogger(__name__)
+
+
+class DescribedTrainer(TrainerProtocol, Protocol):
+    """What reports use of a DefaultTrainer."""
+
+    lengths: Any
+    current_run: Any
+
+    @property
+    def device_type(self) -> str: ...
+    @property
+    def last_eval_results(self) -> Mapping[str, Any]: ...
+    def replay_command(self, iteration: int) -> str: ...
+
 
 _PERIODS = (("SOLVER", "CHECKPOINT_PERIOD"), ("TEST", "EVAL_PERIOD"), ("LOG", "PERIOD"))
 
@@ -38,7 +54,7 @@ def describe_config(cfg: CfgNode) -> str:
     return "\n".join(lines) or "  nowhere"
 
 
-def _data(trainer: Any) -> str:
+def _data(trainer: DescribedTrainer) -> str:
     """Return the training data and its size, and the names of the test data."""
     cfg, loader = trainer.cfg, getattr(trainer, "data_loader", None)  # an inner trainer may have it
     text = ", ".join(map(name_of, cfg.DATASETS.TRAIN)) or "data of build_train_loader()"
@@ -51,7 +67,7 @@ def _data(trainer: Any) -> str:
     return re.sub(r"<object [^>]*?(\w+)>", r"\1", text)  # an object's class
 
 
-def describe_run(trainer: Any) -> str:
+def describe_run(trainer: DescribedTrainer) -> str:
     """Return what ``--dry-run`` prints: a DefaultTrainer's config, model, lengths, periods and hooks."""
     parts = {
         "Config, where it differs from the defaults": describe_config(trainer.cfg),
@@ -62,7 +78,7 @@ def describe_run(trainer: Any) -> str:
     return "\n".join(f"{title}:\n{text}" for title, text in parts.items())
 
 
-def _hooks(trainer: Any) -> str:
+def _hooks(trainer: DescribedTrainer) -> str:
     lines = [
         f"  {number:>2}  {hook_name(hook):<24} {', '.join(event for event in EVENTS if overrides(hook, event))}"
         for number, hook in enumerate(trainer.hooks.hooks)
@@ -70,7 +86,7 @@ def _hooks(trainer: Any) -> str:
     return "\n".join(lines) or "  none"
 
 
-def _lengths(trainer: Any) -> str:
+def _lengths(trainer: DescribedTrainer) -> str:
     cfg, epoch = trainer.cfg, trainer.iters_per_epoch
     lines = [f"  epoch: {epoch} iterations" if epoch else "  epoch: of unknown length"]
     lines += [f"  SOLVER.MAX_ITER: {trainer.max_iter} iterations", f"  SOLVER.WARMUP_ITERS: {cfg.SOLVER.WARMUP_ITERS}"]
@@ -78,7 +94,7 @@ def _lengths(trainer: Any) -> str:
     return "\n".join(lines)
 
 
-def log_start(trainer: Any, again: bool = False) -> None:
+def log_start(trainer: DescribedTrainer, again: bool = False) -> None:
     """Log data, model and length of a DefaultTrainer's run; its hooks and layers only to log.txt.
 
     Args:
@@ -101,7 +117,7 @@ def log_start(trainer: Any, again: bool = False) -> None:
     logger.info("Training for %d iterations%s, %s each, on %s", trainer.max_iter, epochs, size, device)
 
 
-def log_end(trainer: Any, result: TrainResult) -> None:
+def log_end(trainer: DescribedTrainer, result: TrainResult) -> None:
     """Log the results, the best checkpoint, and how to resume a run that stopped early."""
     if not comm.is_main_process():
         return
@@ -124,19 +140,22 @@ def _path(cfg: CfgNode, name: str) -> str:
     return shown_path(os.path.join(cfg.OUTPUT_DIR, name))
 
 
-def name_replay(trainer: Any, error: BaseException) -> None:
+def name_replay(trainer: DescribedTrainer, error: BaseException) -> None:
     """Add to an error of a step the command that repeats the step, if there is one, or how to go on."""
-    iteration = getattr(error, "found_in_step", trainer.iter)  # an error may be found after its step
-    if isinstance(error, ConfigError) and not trainer.failed and trainer.finished_iter >= trainer.start_iter:
+    if trainer.failed:
+        return
+    trained = trainer.finished_iter >= trainer.start_iter
+    if isinstance(error, ConfigError) and trained:
         error.add_note("steps were trained before: when it is mended, continue with --resume, or train(resume=True)")
-    of_a_step = isinstance(error, Exception) and not isinstance(error, ConfigError)
-    if not trainer.failed and trainer.finished_iter < trainer.start_iter and getattr(trainer.current_run, "moved", ""):
+    if trainer.current_run is not None and trainer.current_run.moved and not trained:
         error.add_note(f"the earlier run in the folder is now in {trainer.current_run.moved}")
-    if of_a_step and not trainer.failed and (command := trainer.replay_command(iteration)):
+    iteration = int(getattr(error, "found_in_step", trainer.iter))  # an error may be found after its step
+    of_a_step = isinstance(error, Exception) and not isinstance(error, ConfigError)
+    if of_a_step and (command := trainer.replay_command(iteration)):
         error.add_note(f"look at this step: {command}")
 
 
-def replay_command(trainer: Any, iteration: int) -> str:
+def replay_command(trainer: DescribedTrainer, iteration: int) -> str:
     """Return the command that repeats a step; empty if the run has no such step, or was not started by ``run()``."""
     args: Any = getattr(trainer.current_run, "args", None)
     cfg = trainer.cfg

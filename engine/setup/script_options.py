@@ -6,12 +6,12 @@ from ...config import CfgNode, ConfigError
 from .. import comm
 
 
-def option(args: Any, name: str) -> Any:
+def option(args: object, name: str) -> Any:
     """Return the value of one of hookline's options; None if the script has an option of its own with that name."""
     return getattr(args, name, None) if name in getattr(args, "ours", ()) else None
 
 
-def check_ignored(args: Any, *names: str) -> None:
+def check_ignored(args: object, *names: str) -> None:
     """Raise a ConfigError if the command line has one of these options, which the script does not handle."""
     for name in names:
         value = option(args, name)
@@ -22,14 +22,14 @@ def check_ignored(args: Any, *names: str) -> None:
             )
 
 
-def check_processes(args: Any) -> None:
+def check_processes(args: object) -> None:
     """Raise a ConfigError if there are fewer processes than the command line asks for."""
     asked = {name: option(args, name) or 1 for name in ("num_gpus", "num_machines")}
     if asked["num_gpus"] * asked["num_machines"] > comm.get_world_size():
         check_ignored(args, *(name for name, number in asked.items() if number > 1))
 
 
-def check_fast_dev_run(cfg: Any, args: Any) -> None:
+def check_fast_dev_run(cfg: object, args: object) -> None:
     """Raise a ConfigError if an option contradicts FAST_DEV_RUN."""
     for name in ("resume", "eval_only", "predict"):
         if isinstance(cfg, CfgNode) and cfg.FAST_DEV_RUN and option(args, name):
