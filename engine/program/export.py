@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 import hookline
 
-from ...config import CfgNode, ConfigError, get_cfg, name_of, suggest
+from ...config import CfgNode, ConfigError, get_cfg, name_of
 from ...config.atomic import replace_file
 from ...config.errors import first_line, printable
 from ...hooks.common import plain_name
@@ -137,16 +137,12 @@ def check_format(output: str, format: str, source: str, choices: tuple[str, ...]
         ConfigError: the format is unknown or not given, or see
             :func:`~hookline.runs.reading.check_output`.
     """
-    if not format:
-        extension = os.path.splitext(output)[1]
-        format = next((name for name, extensions in FORMATS.items() if extension in extensions), "")
-        if not format:
-            known = ", ".join(extension for extensions in FORMATS.values() for extension in extensions)
-            raise ConfigError(
-                f"{output}: the extension names no format (known: {known}); give a format: {', '.join(choices)}"
-            )
+    extension = os.path.splitext(output)[1]
+    format = format or next((name for name, extensions in FORMATS.items() if extension in extensions), "")
     if format not in choices:
-        raise ConfigError(f"unknown format {format!r}, not one of {', '.join(choices)}{suggest(format, choices)}")
+        problem = f"there is no format {format!r} for this" if format else "the extension names no format"
+        known = ", ".join(f"{name} ({', '.join(FORMATS[name])})" for name in choices)
+        raise ConfigError(f"{output}: {problem}; give one of: {known}")
     check_output(output, source)
     return format
 
