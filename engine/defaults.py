@@ -86,7 +86,7 @@ class DefaultTrainer(SimpleTrainer):
     """
 
     # What a subclass that skips __init__ has not set.
-    lengths: Lengths | None = None
+    lengths: Lengths = None  # type: ignore[assignment]
     current_run: Run | None = None
     _resume: bool | str | None = None  # the argument of resume_or_load(); None: it was not called
     _last_eval_results: Mapping[str, Any] = {}

@@ -5,9 +5,9 @@ The config takes precedence over the checkpoint. The table of ``docs/checkpoints
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 from torch.optim import Optimizer
@@ -16,10 +16,13 @@ from ..config import MISSING, CfgNode, ConfigError
 from ..config.errors import printable
 from ..config.values import same
 from ..hooks.common import length_of, optimizers_of, plain_name, unwrap_model
+from ..hooks.protocol import TrainerProtocol
 from . import comm
+from .data.epoch_iterator import EpochIterator
+from .run import Run
 from .setup.seeds import set_seed
 from .solver import LRMultiplier
-from .solver.lengths import apply_lengths, apply_max_iter, check_kept_schedules
+from .solver.lengths import Lengths, apply_lengths, apply_max_iter, check_kept_schedules
 from .solver.multi_optimizer import schedulers_of
 from .solver.schedules import resolve_lengths
 
@@ -30,7 +33,22 @@ _IGNORED = ("OUTPUT_DIR", "MODEL.WEIGHTS", "MODEL.WEIGHTS_FROM", "MODEL.WEIGHTS_
 _SIZES = {"world_size": "process(es)", "samples": "training samples"}
 
 
-def run_record(trainer: Any) -> dict[str, Any]:
+class _Trainer(TrainerProtocol, Protocol):
+    """What is used of a DefaultTrainer."""
+
+    max_iter: int
+    lengths: Lengths
+    batches: EpochIterator
+    current_run: Run | None
+
+    @property
+    def last_eval_results(self) -> Mapping[str, Any]: ...
+    def build_lr_scheduler(self, cfg: CfgNode, optimizer: Any) -> Any: ...
+    def build_train_loader(self, cfg: CfgNode) -> Any: ...
+    def reset_data_loader(self, data_loader_builder: Callable[[], Any]) -> None: ...
+
+
+def run_record(trainer: _Trainer) -> dict[str, Any]:
     """Return the "run" entry of a DefaultTrainer's checkpoint: what a resume with another config needs."""
     lengths = trainer.lengths
     return {
@@ -57,7 +75,7 @@ def _kinds(optimizer: Any, scheduler: Any, model: nn.Module) -> dict[str, Any]:
     return {"optimizer": ", ".join(names), "scheduler": ", ".join(schedules), "groups": groups}
 
 
-def check_fits(trainer: Any, run: Mapping[str, Any], config: CfgNode) -> None:
+def check_fits(trainer: _Trainer, run: Mapping[str, Any], config: CfgNode) -> None:
     """Check that a checkpoint fits a trainer's model, optimizer and schedule, before its state is loaded.
 
     Args:
@@ -96,7 +114,7 @@ def check_fits(trainer: Any, run: Mapping[str, Any], config: CfgNode) -> None:
     raise ConfigError("\n".join([message, *differences]))
 
 
-def use_saved_seed(trainer: Any, config: CfgNode) -> None:
+def use_saved_seed(trainer: _Trainer, config: CfgNode) -> None:
     """Use a checkpoint's seed if this run has drawn one before it was known that it resumes."""
     run, lengths, seed = trainer.current_run, trainer.lengths, config.get("SEED", -1)
     if run is None or not run.drew_seed or seed in (-1, lengths.cfg.SEED):
@@ -110,7 +128,7 @@ def use_saved_seed(trainer: Any, config: CfgNode) -> None:
     trainer.reset_data_loader(lambda: trainer.build_train_loader(trainer.cfg))
 
 
-def settings(trainer: Any) -> list[dict[str, Any]]:
+def settings(trainer: _Trainer) -> list[dict[str, Any]]:
     """Return the settings of each of the optimizer's groups: the arguments of its constructor.
 
     Other entries of a group, such as a counter, are state. So are the learning rate, and what a schedule of torch
@@ -130,7 +148,7 @@ def settings(trainer: Any) -> list[dict[str, Any]]:
     return found
 
 
-def apply_config(trainer: Any, run: Mapping[str, Any], config: CfgNode, built: list[dict[str, Any]]) -> None:
+def apply_config(trainer: _Trainer, run: Mapping[str, Any], config: CfgNode, built: list[dict[str, Any]]) -> None:
     """Apply this run's config where it differs from that of the loaded checkpoint, and log each difference.
 
     Args:
@@ -169,7 +187,7 @@ def apply_config(trainer: Any, run: Mapping[str, Any], config: CfgNode, built: l
     check_kept_schedules(trainer, config.SOLVER, present.SOLVER)
 
 
-def _count_epochs(trainer: Any, run: Mapping[str, Any]) -> None:
+def _count_epochs(trainer: _Trainer, run: Mapping[str, Any]) -> None:
     """Compute lengths in epochs again if the checkpoint's epochs had another length."""
     lengths, saved = trainer.lengths, run.get("epochs", {})
     before, now = saved.get("length"), lengths.iters_per_epoch
@@ -182,9 +200,10 @@ def _count_epochs(trainer: Any, run: Mapping[str, Any]) -> None:
         apply_lengths(trainer, cfg)
 
 
-def _keep_length(trainer: Any, run: Mapping[str, Any]) -> None:
+def _keep_length(trainer: _Trainer, run: Mapping[str, Any]) -> None:
     """Use the ``max_iter`` that was set while the run trained, unless MAX_ITER or the trainer's own has changed."""
-    given, max_iter = run.get("length") or (None, None)
+    length: Any = run.get("length") or (None, None)
+    given, max_iter = length
     lengths = trainer.lengths
     if given == lengths.user_cfg.SOLVER.MAX_ITER and trainer.max_iter == lengths.cfg.SOLVER.MAX_ITER != max_iter:
         logger.info("Resuming with max_iter = %d, which was set during training", max_iter)

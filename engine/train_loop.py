@@ -128,8 +128,8 @@ class TrainerBase(WithHooks):
                 self.after_train()
         if self.hooks.running:
             raise not_called(type(self).__name__, "after_train")
-        stop = None if self.completed and not self.stopped else self._stop  # an interruption after the last step
-        result = TrainResult.of(stop, self.iter, self.storage)
+        end = None if self.completed and not self.stopped else self._stop  # no interruption after the last step
+        result = TrainResult.of(end, self.iter, self.storage)
         logger.info("Training ended at iteration %d: %s", self.iter, result.reason)
         return result
 

@@ -5,13 +5,15 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from ..config import ConfigError
 from ..config.errors import as_config_error
 from .base import EVENTS, STEP_EVENTS, HookBase, StopTraining, check_hooks, is_a
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # A hook's method for an event, its cost so far as [seconds, calls], and the hook.
 Listener = tuple[Callable[..., None], list[float], HookBase]
@@ -32,8 +34,8 @@ class HookList:
         running: whether a run is under way. Hooks then get ``before_train`` and ``after_train`` as they join and leave.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer: Any = weakref.proxy(trainer)  # a cycle with the hooks would keep GPU memory in use
+    def __init__(self, trainer: "WithHooks") -> None:
+        self._trainer = weakref.proxy(trainer)  # a cycle with the hooks would keep GPU memory in use
         self.hooks: list[HookBase] = []
         self.listeners: dict[str, tuple[Listener, ...]] = dict.fromkeys(EVENTS, ())
         self.running = False
@@ -95,10 +97,10 @@ class HookList:
     def call(
         self,
         event: str,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
         hooks: Iterable[HookBase] | None = None,
-        on_error: Callable[[BaseException], Any] | None = None,
+        on_error: Callable[[BaseException], object] | None = None,
     ) -> None:
         """Call hooks' method for an event.
 
@@ -257,7 +259,7 @@ class WithHooks:
         """Return all hooks of a class, given as a class or by name."""
         return [hook for hook in self.hooks.hooks if is_a(hook, cls)]
 
-    def emit(self, event: str, *args: Any, **kwargs: Any) -> None:
+    def emit(self, event: str, *args: object, **kwargs: object) -> None:
         """Call the method ``event`` of every hook that has it. The event need not be declared.
 
         Example: ``trainer.emit("verify_batch", batch)``
@@ -273,9 +275,9 @@ class WithHooks:
         """Called when hooks were registered or removed, and when a run begins."""
 
 
-def _numbered(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def _numbered(items: Iterable[tuple[str, T]]) -> dict[str, T]:
     """Return a dict of the items: ``Name``, then ``Name#2``, ``Name#3`` for equal names."""
-    result: dict[str, Any] = {}
+    result: dict[str, T] = {}
     for name, value in items:
         key, number = name, 1
         while key in result:
@@ -285,7 +287,7 @@ def _numbered(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def hook_name(hook: Any) -> str:
+def hook_name(hook: HookBase) -> str:
     """Return a hook's name for messages: its class, or the function it was made of."""
     return getattr(hook, "display_name", None) or type(hook).__name__
 
