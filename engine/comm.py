@@ -214,23 +214,23 @@ def synchronize() -> None:
         dist.barrier()
 
 
-def missing_ranks(store: "dist.Store", place: str, rank: int, size: int, seconds: float) -> list[str]:
-    """Wait until all processes are at a place, a key of the store; return the ranks that did not come in time.
+def missing_ranks(store: "dist.Store", key: str, rank: int, size: int, seconds: float) -> list[str]:
+    """Wait until all processes call this with a key; return the ranks that did not call it in time.
 
     Args:
         store: the store.
-        place: the key.
+        key: where they meet in the store.
         rank, size: of this process.
         seconds: how long to wait.
     """
-    store.add(place, 1)
-    store.set(f"{place}/{rank}", "here")
+    store.add(key, 1)
+    store.set(f"{key}/{rank}", "here")
     # store.wait() would block the connection for other threads. Asking for one number, instead of all ranks' keys,
     # costs the store the same for each of many ranks.
     end, pause = time.monotonic() + seconds, 0.001
-    while store.add(place, 0) < size:
+    while store.add(key, 0) < size:
         if time.monotonic() > end:
-            return [str(one) for one in range(size) if not store.check([f"{place}/{one}"])]
+            return [str(one) for one in range(size) if not store.check([f"{key}/{one}"])]
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
     return []

@@ -39,11 +39,11 @@ def share_weights(model: nn.Module) -> None:
 def share_tensors(tensors: Iterable[torch.Tensor]) -> None:
     """Copy rank 0's tensors, of any dtype and memory format, to all ranks."""
     for tensor in tensors:
-        own = tensor.contiguous()  # a copy for other memory formats
-        group = comm.object_group() if own.device.type == "cpu" else None  # NCCL sends from GPUs only
-        dist.broadcast(own.view(-1).view(torch.uint8), 0, group)  # gloo and NCCL do not support all dtypes
-        if own is not tensor and not torch.equal(own, tensor):  # expanded tensors are read-only
-            tensor.copy_(own)
+        raw = tensor.contiguous()  # a copy for other memory formats
+        group = comm.object_group() if raw.device.type == "cpu" else None  # NCCL sends from GPUs only
+        dist.broadcast(raw.view(-1).view(torch.uint8), 0, group)  # gloo and NCCL do not support all dtypes
+        if raw is not tensor and not torch.equal(raw, tensor):  # expanded tensors are read-only
+            tensor.copy_(raw)
 
 
 def check_same_weights(strategy: Any, model: nn.Module, iteration: int) -> None:
@@ -88,10 +88,10 @@ def differing_copies(weights: Mapping[str, torch.Tensor], group: "dist.ProcessGr
     source = dist.get_process_group_ranks(group)[0]
     differing = []
     for name, weight in weights.items():
-        own = local_part(weight)
-        first = own.contiguous().clone()
+        local = local_part(weight)
+        first = local.contiguous().clone()
         dist.broadcast(first.view(-1).view(torch.uint8), src=source, group=group)
-        most = (own - first).abs().max().item() if own.numel() else 0.0
+        most = (local - first).abs().max().item() if local.numel() else 0.0
         if most > 1e-3 * first.abs().max().item():
             differing.append(f"rank {comm.get_rank()} has another {name} than rank {source} (by up to {most:.3g})")
     return [text for texts in comm.all_gather(differing) for text in texts]

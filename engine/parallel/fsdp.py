@@ -134,14 +134,14 @@ class FSDP2(Strategy):
         for name, module in reversed(list(model.named_modules())[1:]):
             fitting = {pattern for pattern in self.modules if matches(pattern, name, module)}
             unused -= fitting
-            own = {id(one): one.numel() for one in module.parameters() if id(one) not in taken}
+            sizes = {id(one): one.numel() for one in module.parameters() if id(one) not in taken}
             # A unit's parameters are gathered in its forward pass, and a list of modules has none.
             is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
-            if not (fitting if self.modules else sum(own.values()) >= self.min_params and not is_list):
+            if not (fitting if self.modules else sum(sizes.values()) >= self.min_params and not is_list):
                 continue
             if not _splits_tie(module, places):
                 found.append(module)
-                taken.update(own)
+                taken.update(sizes)
             elif fitting:
                 logger.warning("PARALLEL.ARGS.modules: %s is no unit: it shares a parameter with another module", name)
         if unused:

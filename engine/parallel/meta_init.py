@@ -77,13 +77,13 @@ def _reset(name: str, module: Any, device: torch.device, done: set[int]) -> None
         device: where it computes.
         done: ids of the tensors that have values; of tied ones, the first module's values count.
     """
-    own, unset = list(_own_tensors(module)), {}
-    for store, key, tensor in own:
+    tensors, unset = list(_own_tensors(module)), {}
+    for store, key, tensor in tensors:
         whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
         store[key] = nn.Parameter(whole, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else whole
         unset[id(store), key] = store[key], store[key]._version
     module.reset_parameters()
-    for store, key, tensor in own:
+    for store, key, tensor in tensors:
         whole, (before, version) = store[key].detach(), unset[id(store), key]
         if store[key] is before and before._version == version and whole.numel():
             raise ConfigError(

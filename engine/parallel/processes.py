@@ -231,8 +231,8 @@ def run_rank(
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     stop = threading.Event()
     # The thread needs its own connection: a connection that one thread waits on is blocked for the others.
-    own: dist.Store = store.clone()  # type: ignore[attr-defined]
-    threading.Thread(target=_watch, args=(own, rank, stop), daemon=True, name="hookline-watch").start()
+    connection: dist.Store = store.clone()  # type: ignore[attr-defined]
+    threading.Thread(target=_watch, args=(connection, rank, stop), daemon=True, name="hookline-watch").start()
     try:
         _meet(store, rank, world_size, timeout.total_seconds())
         dist.init_process_group(

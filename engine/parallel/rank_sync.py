@@ -132,8 +132,8 @@ class RankSync:
             RuntimeError: some ranks did not, and may wait in the middle of the step. The message has their numbers.
         """
         store: Any = comm.get_store()
-        rank, place = comm.get_rank(), f"hookline/stop/{self._number}/{iteration}"
-        if missing := comm.missing_ranks(store, place, rank, comm.get_world_size(), _WAIT):
+        rank, key = comm.get_rank(), f"hookline/stop/{self._number}/{iteration}"
+        if missing := comm.missing_ranks(store, key, rank, comm.get_world_size(), _WAIT):
             raise RuntimeError(
                 f"StopTraining({reason!r}) was raised in step {iteration} of rank {rank}, and not on all "
                 f"ranks: rank(s) {', '.join(missing)} cannot finish this step. To stop from one rank, call "
@@ -187,11 +187,11 @@ def share_metrics(storage: EventStorage, iteration: int, writing: bool) -> None:
     data_time = histories.get("data_time") if writing else None
     seconds = 0.0 if data_time is None else sum(value for value, _ in data_time.tail(20))
     parts: list[tuple[dict[str, dict[int, float]], float]] = comm.all_gather((mine, seconds))
-    for name, own in mine.items():
+    for name, values in mine.items():
         there = [part.get(name, {}) for part, _ in parts]
         how = storage.over_ranks[name]
-        if own:
-            storage.replace(name, {it: combine(how, [o[it] for o in there if it in o], len(parts)) for it in own})
+        if values:
+            storage.replace(name, {it: combine(how, [o[it] for o in there if it in o], len(parts)) for it in values})
     storage.shared_until = iteration
     if data_time is not None:
         times = [time for _, time in parts]

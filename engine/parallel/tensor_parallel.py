@@ -16,11 +16,8 @@ Plan = Mapping[str, Any]
 _WORDS = ("colwise", "colwise->replicate", "rowwise", "replicate->rowwise", "replicate")
 # Names of layers whose outputs are several parts one after another, such as queries, keys and values.
 _FUSED = ("qkv", "qkv_proj", "Wqkv", "c_attn", "in_proj", "gate_up_proj")
-# The styles of the plans in transformers, as words. "replicated_with_grad_allreduce" is a norm of each head.
+# Styles of plans in transformers with another name here. "replicated_with_grad_allreduce" is a norm of each head.
 _TRANSFORMERS = {
-    "colwise": "colwise",
-    "rowwise": "rowwise",
-    "replicate": "replicate",
     "colwise_rep": "colwise->replicate",
     "colwise_gather_output": "colwise->replicate",
     "embedding_colwise": "colwise->replicate",
@@ -40,17 +37,17 @@ def find_plan(plan: Plan | None, model: nn.Module) -> Plan:
     """
     if plan:
         return plan
-    own = getattr(model, "tensor_parallel_plan", None)
-    own = own() if callable(own) else own
-    own = own or _transformers_plan(model)
-    if not own or not isinstance(own, Mapping):
+    found = getattr(model, "tensor_parallel_plan", None)
+    found = found() if callable(found) else found
+    found = found or _transformers_plan(model)
+    if not found or not isinstance(found, Mapping):
         raise ConfigError(
             f"PARALLEL.ARGS.plan: tensor parallelism needs a plan, and {type(model).__name__} has no "
             'tensor_parallel_plan. Name the layers to split, for example {"blocks.*.mlp": "colwise", '
             '"blocks.*.mlp_proj": "rowwise"}'
         )
-    check_words(own)
-    return own
+    check_words(found)
+    return found
 
 
 def check_words(plan: Plan) -> None:
@@ -126,13 +123,14 @@ def _transformers_plan(model: nn.Module) -> Plan:
     for pattern, style in (getattr(model, "_tp_plan", None) or {}).items():
         if not any(matches(pattern, name) for name in names):
             continue  # a layer that this model does not have
-        if style not in _TRANSFORMERS:
+        word = _TRANSFORMERS.get(style, style)
+        if word and word not in _WORDS:
             raise ConfigError(
                 f"PARALLEL.ARGS.plan: the model's own plan has the style {style!r} for {pattern}, which cannot be used "
                 "here. Write a plan of the layers to split"
             )
         # "": a norm that each rank computes for its heads, with one weight for all heads
-        plan[pattern] = _TRANSFORMERS[style] or SequenceParallel(sequence_dim=-2, use_local_output=True)
+        plan[pattern] = word or SequenceParallel(sequence_dim=-2, use_local_output=True)
     return plan
 
 

@@ -143,14 +143,14 @@ def _clip(
     together = kind in ("norm", "full_model")
     norm = _total_norm(alike, norm_type) if together or with_norm else None
     for grads in alike if kind else ():
-        own = list(map(local_part, grads))
+        local = list(map(local_part, grads))
         if kind == "value":
-            torch._foreach_clamp_max_(own, limit)
-            torch._foreach_clamp_min_(own, -limit)
+            torch._foreach_clamp_max_(local, limit)
+            torch._foreach_clamp_min_(local, -limit)
             continue
         norms = norm if together and norm is not None else _norms(grads, norm_type)
-        factors = (limit / (norms + 1e-6)).clamp(max=1.0).to(own[0])  # keeps NaN
-        torch._foreach_mul_(own, factors if together else list(factors.unbind()))
+        factors = (limit / (norms + 1e-6)).clamp(max=1.0).to(local[0])  # keeps NaN
+        torch._foreach_mul_(local, factors if together else list(factors.unbind()))
     return norm
 
 
@@ -182,11 +182,11 @@ def _total_norm(alike: list[list[torch.Tensor]], norm_type: float) -> torch.Tens
 
 def _norms(grads: list[Any], norm_type: float) -> torch.Tensor:
     """Return the norm of each gradient. Shards, of one way of sharding, need one all-reduce."""
-    own = list(map(local_part, grads))
+    local = list(map(local_part, grads))
     if norm_type == math.inf:  # a rank may have an empty shard, which has no maximum
-        values = torch.stack([part.abs().max() if part.numel() else part.new_zeros(()) for part in own])
+        values = torch.stack([part.abs().max() if part.numel() else part.new_zeros(()) for part in local])
     else:
-        values = torch.stack(torch._foreach_norm(own, norm_type))
+        values = torch.stack(torch._foreach_norm(local, norm_type))
     if not is_sharded(grads[0]):
         return values
     from torch.distributed.tensor import DTensor, Partial, Replicate

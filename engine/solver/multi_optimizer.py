@@ -106,14 +106,14 @@ def solver_parts(cfg: CfgNode) -> dict[str, CfgNode]:
         key = f"SOLVER.OPTIMIZERS.{name}"
         if not isinstance(entry, Mapping):
             raise ConfigError(f"{key}: expected a mapping such as {{PARAMS: head, BASE_LR: 0.01}}, got {entry!r}")
-        for own in entry:
-            if own not in allowed:
-                hint = suggest(own, allowed) or "."
-                raise ConfigError(f"{key}.{own}: there is no such key{hint} Keys: PARAMS and those of SOLVER")
+        for option in entry:
+            if option not in allowed:
+                hint = suggest(option, allowed) or "."
+                raise ConfigError(f"{key}.{option}: there is no such key{hint} Keys: PARAMS and those of SOLVER")
         part = cfg.thawed()
         part.SOLVER.OPTIMIZERS.clear()
         with errors_at(key):
-            part.SOLVER.merge_from_other_cfg(CfgNode({own: entry[own] for own in entry if own != "PARAMS"}))
+            part.SOLVER.merge_from_other_cfg(CfgNode({option: entry[option] for option in entry if option != "PARAMS"}))
         parts[name] = part
     without = [name for name, entry in cfg.SOLVER.OPTIMIZERS.items() if "PARAMS" not in entry]
     if len(without) > 1:
@@ -152,7 +152,7 @@ def parameters_of_parts(cfg: CfgNode, model: nn.Module) -> dict[str, set[nn.Para
         )
     owner |= dict.fromkeys(left, rest)
     parts = {part: {p for p in names if owner[p] == part} for part in cfg.SOLVER.OPTIMIZERS}
-    for part, own in parts.items():
-        if not own:
+    for part, parameters in parts.items():
+        if not parameters:
             raise ConfigError(f"SOLVER.OPTIMIZERS.{part}: has no parameter that requires a gradient")
     return parts

@@ -182,9 +182,9 @@ def apply_param_rules(cfg: CfgNode, model: nn.Module, groups: list[Group]) -> li
     split = []
     for group in groups:
         for parameter in group["params"]:
-            own = settings.get(parameter, {}).copy()
-            lr = group["lr"] * own.pop("lr_factor", 1.0)
-            split.append({**group, **own, "params": [parameter], "lr": lr})
+            values = settings.get(parameter, {}).copy()
+            lr = group["lr"] * values.pop("lr_factor", 1.0)
+            split.append({**group, **values, "params": [parameter], "lr": lr})
     return reduce_param_groups(split)
 
 
