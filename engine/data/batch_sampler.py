@@ -15,7 +15,7 @@ from torch.utils.data import Sampler
 from ...config import ConfigError
 from ...hooks.common import length_of
 from .. import comm
-from .seeding import ORDER, generators_for_reading, seed_generators, stream_key
+from .seeding import ORDER, seeded, stream_key
 
 # Indices that are drawn at once: seeding and restoring the generators for them takes 100 µs.
 _AHEAD = 4096
@@ -184,8 +184,7 @@ def _drawn(sampler: Any, key: int, seeds_own: bool) -> Iterator[int]:
 def _drawn_ahead(sampler: Any, key: int, seeds_own: bool) -> Iterator[int]:
     indices: Any = None
     for number in count():
-        with generators_for_reading():
-            seed_generators(key, number)
+        with seeded(key, number):
             if indices is None:
                 if seeds_own:
                     _seed_own(sampler, key)

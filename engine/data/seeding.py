@@ -83,6 +83,14 @@ def generators_for_reading() -> Iterator[Callable[[], set[str]]]:
         random.setstate(python)
 
 
+@contextmanager
+def seeded(key: int, place: int) -> Iterator[None]:
+    """Seed the global CPU generators as :func:`seed_generators` does, and restore them after the block."""
+    with generators_for_reading():
+        seed_generators(key, place)
+        yield
+
+
 def _mix(x: int) -> int:
     """One step of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014)."""
     x = (x + 0x9E3779B97F4A7C15) & _MASK

@@ -7,7 +7,7 @@ torch's convention, is one of each rank.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from operator import itemgetter
@@ -27,6 +27,7 @@ from .seeding import (
     generators_for_reading,
     is_deterministic,
     seed_generators,
+    seeded,
     stream_key,
 )
 from .workers import WorkerLoader, swapped
@@ -134,23 +135,13 @@ class SplitLoader(PositionedLoader):
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self.epoch)
         key = stream_key(self.seed, self.epoch, comm.get_data_rank())
-        self.generator.manual_seed(key >> 1)  # seeds the workers
-        with self._seeded(key, 0):
+        self.generator.manual_seed(key >> 1)  # seeds the workers; without them this process draws what a batch needs
+        with nullcontext() if self.num_workers else seeded(key, 0):
             return self._follow(super().__iter__(), known, key)
-
-    @contextmanager
-    def _seeded(self, key: int, number: int) -> Iterator[None]:
-        """Seed what this process reads in the block; workers are seeded when they start."""
-        if self.num_workers:
-            yield
-            return
-        with generators_for_reading():
-            seed_generators(key, number)
-            yield
 
     def _follow(self, batches: Iterator[Any], known: int, key: int) -> Iterator[Any]:
         for number in count(1):
-            with self._seeded(key, number):
+            with nullcontext() if self.num_workers else seeded(key, number):
                 batch = next(batches, self)
             if batch is self:
                 return
