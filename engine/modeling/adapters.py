@@ -290,9 +290,9 @@ class ModelAdapter:
         call = self._calls.get((training, form))
         if call is None or call.model is not model:
             call = self._calls[training, form] = self.inputs.call(model, batch, training, self.loss is not None)
+            used = str(call) if call.step is None else f"model.{'train_step' if training else 'predict_step'}(batch)"
             use, level = ("training", logging.INFO) if training else ("evaluation or prediction", logging.DEBUG)
-            own = "train_step" if training else "predict_step"
-            self._log_once(level, f"A batch of {use} is used as {call if call.step is None else f'model.{own}(batch)'}")
+            self._log_once(level, f"A batch of {use} is used as {used}")
         return call
 
     def _log_once(self, level: int, text: str) -> None:

@@ -131,7 +131,7 @@ def build_adapter(cfg: CfgNode) -> ModelAdapter:
 
 
 def loss_module_of(loss: Callable[..., Any] | None, model: nn.Module) -> "LossModule | None":
-    """Return the module of a loss; None if it has no state of its own, or is a part of the model.
+    """Return the module of a loss; None if it has no state of its own, or belongs to the model.
 
     Args:
         loss: a module, a method of one, or any other callable, in a ``functools.partial`` or not.
@@ -146,8 +146,8 @@ def loss_module_of(loss: Callable[..., Any] | None, model: nn.Module) -> "LossMo
     elif module.state_dict():
         from .loss_module import LossModule  # only where it is used
 
-        own = LossModule(module, unwrap_model(model))
-        return own if own.names else None
+        found = LossModule(module, unwrap_model(model))
+        return found if found.names else None
     return None
 
 
@@ -162,19 +162,19 @@ def attached_to(model: nn.Module, loss: Callable[..., Any] | None) -> Iterator[N
 
     It is ``loss_`` if the model's own ``loss`` has parameters or buffers.
     """
-    own = loss_module_of(loss, model)
-    if own is None:
+    found = loss_module_of(loss, model)
+    if found is None:
         yield
         return
     name, others = "loss", dict(model._modules)
     while (other := others.get(name)) is not None and [*other.parameters(), *other.buffers()]:
         name += "_"
-    model._modules[name] = own.module
+    model._modules[name] = found.module
     try:
         yield
     finally:
         if name in others:
-            model._modules[name] = others[name]  # in its place
+            model._modules[name] = others[name]  # where it was
         else:
             del model._modules[name]
 

@@ -93,9 +93,9 @@ class InputRule:
             MismatchError: the batch does not fit the model.
         """
         module, call = unwrap_model(model), Call(model)
-        own = getattr(module, "train_step" if training else "predict_step", None)
-        if callable(own):
-            call.step = _through_forward(model, module, own) if training else own
+        step = getattr(module, "train_step" if training else "predict_step", None)
+        if callable(step):
+            call.step = _through_forward(model, module, step) if training else step
             return call
         taken = parameters_of(getattr(module, "forward", module)) or Parameters(any_position=True, any_keyword=True)
         required = [name for name in taken.required if name in taken.positions]
@@ -230,12 +230,12 @@ def _through_forward(model: nn.Module, module: nn.Module, step: Callable[[Any], 
         return step
 
     def run(batch: object) -> Any:
-        own = vars(module).get("forward")
+        before = vars(module).get("forward")
 
         def restore() -> None:
             vars(module).pop("forward", None)
-            if own is not None:
-                module.forward = own
+            if before is not None:
+                module.forward = before
 
         def first(*args: Any, **kwargs: Any) -> Any:
             restore()  # the method calls the module itself

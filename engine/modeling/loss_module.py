@@ -1,4 +1,4 @@
-"""A loss with parameters or buffers of its own, which are part of what a run trains and saves."""
+"""A loss with parameters or buffers, which a run trains and saves."""
 
 import logging
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 class LossModule:
     """The state of a loss: parameters and buffers that are not also the model's.
 
-    The class weights of torch's losses, which are buffers, are not part of it: they are arguments of the script.
+    The class weights of torch's losses, which are buffers, do not belong to it: they are arguments of the script.
 
     Args:
         module: the loss.
@@ -29,9 +29,9 @@ class LossModule:
     def __init__(self, module: nn.Module, model: nn.Module) -> None:
         self.module = module
         others = {id(one) for one in (*model.parameters(), *model.buffers())}
-        for part in module.modules():
-            if isinstance(part, nn.modules.loss._Loss):
-                others |= {id(part._buffers.get(name)) for name in ("weight", "pos_weight")}
+        for child in module.modules():
+            if isinstance(child, nn.modules.loss._Loss):
+                others |= {id(child._buffers.get(name)) for name in ("weight", "pos_weight")}
         named = (*module.named_parameters(), *module.named_buffers())
         self._own = {name for name, one in named if id(one) not in others}
         tensors = {name for name, _ in named}
@@ -70,16 +70,16 @@ class LossModule:
         if state is None:
             logger.warning("The loss keeps its state: the checkpoint has none of a loss")
             return
-        own, buffers = deepcopy(self.module.state_dict()), dict(self.module.named_buffers())
+        before, buffers = deepcopy(self.module.state_dict()), dict(self.module.named_buffers())
         try:
             # The class weights of torch's losses are the script's.
-            self.module.load_state_dict({**{name: own[name] for name in own.keys() - set(self.names)}, **state})
+            self.module.load_state_dict({**{name: before[name] for name in before.keys() - set(self.names)}, **state})
         except RuntimeError as error:
             if strict:
                 raise ConfigError(f"MODEL.LOSS: the checkpoint holds the state of another loss: {error}") from error
-            self.module.load_state_dict(own)
+            self.module.load_state_dict(before)
             logger.warning("The loss keeps its state, the checkpoint's does not fit: %s", error)
-        if changed := [name for name in buffers.keys() & own.keys() if not torch.equal(buffers[name], own[name])]:
+        if changed := [name for name in buffers.keys() & before.keys() if not torch.equal(buffers[name], before[name])]:
             logger.info("The loss's buffers get the checkpoint's values: %s", ", ".join(sorted(changed)))
 
     def load_from(self, content: Mapping[str, Any], strict: bool = True) -> None:

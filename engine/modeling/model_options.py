@@ -32,10 +32,10 @@ def apply_model_options(cfg: CfgNode, model: nn.Module, device: torch.device) ->
     checkpoint_activations(model, cfg.MODEL.ACTIVATION_CHECKPOINTING)
     if cfg.MODEL.COMPILE.ENABLED:
         bind(torch.compile, cfg.MODEL.COMPILE.ARGS, positional=(None,), key="MODEL.COMPILE.ARGS", label="torch.compile")
-        parts = outermost_matches(model, cfg.MODEL.COMPILE.MODULES, "MODEL.COMPILE.MODULES") or [model]
+        modules = outermost_matches(model, cfg.MODEL.COMPILE.MODULES, "MODEL.COMPILE.MODULES") or [model]
         try:
-            for part in parts:
-                part.compile(**cfg.MODEL.COMPILE.ARGS)  # in place: the module stays the same
+            for module in modules:
+                module.compile(**cfg.MODEL.COMPILE.ARGS)  # in place: the module stays the same
         except (RuntimeError, ValueError) as error:
             raise ConfigError(f"MODEL.COMPILE.ARGS: {error}") from error
     return model
@@ -95,9 +95,9 @@ def outermost_matches(model: nn.Module, patterns: Sequence[str], key: str) -> li
     return [child for name, child in chosen.items() if not any(name.startswith(f"{outer}.") for outer in chosen)]
 
 
-def _checkpointed(module: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:
-    """The checkpointed ``forward`` of a module. ``own``: another wrapper's forward, or None."""
-    forward = own or partial(type(module).forward, module)
+def _checkpointed(module: nn.Module, other: Any, *args: Any, **kwargs: Any) -> Any:
+    """The checkpointed ``forward`` of a module. ``other``: another wrapper's forward, or None."""
+    forward = other or partial(type(module).forward, module)
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     if torch.compiler.is_compiling():  # a compiled graph updates statistics once

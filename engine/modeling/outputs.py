@@ -16,7 +16,7 @@ from .clear_errors import describe
 
 
 def entries_of(output: object) -> Mapping[Any, Any] | None:
-    """Return an output's parts by name; None if they have no names."""
+    """Return the entries of an output by name; None if they have no names."""
     if isinstance(output, tuple) and hasattr(output, "_asdict"):
         return output._asdict()
     return output if isinstance(output, Mapping) else fields_of(output) or None
@@ -33,7 +33,7 @@ def losses_of(output: object) -> dict[str, Tensor]:
     if isinstance(output, Tensor):
         losses = {"total_loss": output}
     elif type(output) is tuple:  # (logits, loss)
-        scalars = [part for part in output if _is_scalar(part) or isinstance(part, int | float)]
+        scalars = [one for one in output if _is_scalar(one) or isinstance(one, int | float)]
         losses = {"loss": scalars[0]} if len(scalars) == 1 else {}
     elif type(output) is not dict and _is_scalar(loss := getattr(output, "loss", None)):
         losses, count = {"loss": loss}, getattr(output, "num_items", None)
@@ -108,15 +108,15 @@ def _is_scalar(value: object) -> bool:
 
 
 def without_scalars(output: object) -> Any:
-    """Return a tuple such as (logits, loss) without scalars and None, or the only other part; others unchanged."""
+    """Return a tuple such as (logits, loss) without scalars and None, or the only other entry; others unchanged."""
     if type(output) is not tuple:
         return output
-    rest = tuple(part for part in output if part is not None and not _is_scalar(part))
+    rest = tuple(one for one in output if one is not None and not _is_scalar(one))
     return rest[0] if len(rest) == 1 < len(output) else rest or output
 
 
 def without_loss(output: object) -> Any:
-    """Return the named parts of an output as a dict without ``loss``, if that is a scalar or None; others unchanged."""
+    """Return an output with names as a dict without ``loss``, if that is a scalar or None; others unchanged."""
     entries = entries_of(output)
     if entries is None or not ("loss" in entries or hasattr(output, "loss")):
         return output
@@ -137,11 +137,11 @@ def without_cache(output: object, module: object) -> Any:
 
 
 def predictions_of(output: object, ignore: Container[str] = ()) -> Any:
-    """Return what metrics and callers receive of an output: its parts without the loss, or the only part by itself.
+    """Return what metrics and callers receive of an output: its entries without the loss, or the only one by itself.
 
     Args:
         output: a model's output.
-        ignore: names of further parts to leave out.
+        ignore: names of further entries to leave out.
     """
     if isinstance(output, Tensor):
         return output

@@ -76,7 +76,7 @@ class AlternatingStep:
                     trainer.optimizer_step()
                 trainer.optimizer, trainer.adapter = optimizers, adapter
                 if not trainer.zero_grad_before_forward:
-                    trainer.zero_grad()  # of all: a turn leaves gradients in the other parts, too
+                    trainer.zero_grad()  # of all: a turn leaves gradients in the parameters of others, too
         finally:
             trainer.optimizer, trainer.adapter = optimizers, adapter
         if (trainer.iter + 1) % trainer.gather_metric_period == 0:
@@ -90,7 +90,7 @@ class AlternatingStep:
         if found is None or found[:2] != (adapter, model):
             call: Any = partial(model, optimizer=name)
             call.forward = partial(unwrap_model(model).forward, optimizer=name)  # the adapter reads its signature
-            own: Any = copy(adapter)
-            own.losses = lambda model, batch: type(adapter).losses(own, call, batch)
-            found = self._adapters[name] = (adapter, model, own)
+            bound: Any = copy(adapter)
+            bound.losses = lambda model, batch: type(adapter).losses(bound, call, batch)
+            found = self._adapters[name] = (adapter, model, bound)
         return found[2]

@@ -13,7 +13,7 @@ from ...hooks.hook_list import hook_name
 from .. import comm
 from .protocol import StepTrainer
 
-# Methods of a trainer that a graph takes the place of, or that would not run it.
+# Methods of a trainer that a graph replaces, or that would not run it.
 _REPLACED = ("run_step", "forward_backward", "forward", "backward")
 
 _MICRO_BATCHES = "does not work with micro-batches: set SOLVER.ACCUMULATION_STEPS to 1"
@@ -85,13 +85,13 @@ class CompiledStep:
         Raises:
             ConfigError: they cannot; the message says why, and what to do.
         """
-        hooks, own = trainer.hooks, type(trainer)
+        hooks, cls = trainer.hooks, type(trainer)
         events = [event for event in ("before_forward", "after_forward", "before_backward") if hooks.listeners[event]]
         inside = [f"the hook {hook_name(hooks.listeners[event][0][2])} listens to {event}" for event in events]
         inside += [f"the hook {hook_name(hook)} uses the model's outputs" for hook in hooks.hooks if hook.uses_outputs]
         for name in _REPLACED:
-            if name in vars(trainer) or getattr(own, name) is not getattr(usual, name):
-                inside.append(f"{own.__name__} overrides {name}()")
+            if name in vars(trainer) or getattr(cls, name) is not getattr(usual, name):
+                inside.append(f"{cls.__name__} overrides {name}()")
         problem = ""
         if inside:
             problem = f"{inside[0]}, which is inside of the graph: move that into the model, the loss or another event"
@@ -100,7 +100,7 @@ class CompiledStep:
         elif trainer.accumulation_steps > 1:
             problem = _MICRO_BATCHES
         elif comm.get_world_size() > 1 or trainer.strategy.overridden("backward"):
-            problem = "works in one process only, without a backward pass of the strategy's own"
+            problem = "works in one process only, and not with a strategy that has a backward pass"
         if problem:
             raise ConfigError(f"SOLVER.COMPILE_STEP: {problem}; or set COMPILE_STEP to False")
 
@@ -127,16 +127,16 @@ class CompiledStep:
             trainer.zero_grad()
 
     def _compute(self, trainer: StepTrainer, parameters: list[nn.Parameter], batch: object) -> Result:
-        parts = trainer.adapter, trainer.model, trainer.precision
+        called = trainer.adapter, trainer.model, trainer.precision
         if self._ran:
             try:
-                return self._compiled(parts, parameters, batch)
+                return self._compiled(called, parameters, batch)
             except (self._exceptions.TorchDynamoException, self._exceptions.FailOnRecompileLimitHit):
                 pass  # a new graph is needed; nothing has run yet
         trainer.adapter.call_for(trainer.model, batch, training=True)
         try:
             with self._tracing:  # slow, so not in every step
-                result: Result = self._compiled(parts, parameters, batch)
+                result: Result = self._compiled(called, parameters, batch)
         except self._exceptions.FailOnRecompileLimitHit as error:
             raise ConfigError(
                 f"SOLVER.COMPILE_STEP: more than {torch._dynamo.config.recompile_limit} graphs would be needed. The "
@@ -152,8 +152,8 @@ class CompiledStep:
         return result
 
 
-def _forward_backward(parts: tuple[Any, nn.Module, torch.dtype | None], parameters: Any, batch: object) -> Result:
-    adapter, model, precision = parts
+def _forward_backward(called: tuple[Any, nn.Module, torch.dtype | None], parameters: Any, batch: object) -> Result:
+    adapter, model, precision = called
     device = parameters[0].device.type
     with torch.enable_grad():
         with nullcontext() if precision is None else torch.autocast(device, dtype=precision):

@@ -17,35 +17,37 @@ from ..modeling.outputs import Terms, num_terms
 from .protocol import StepTrainer
 
 
-def forward_backward_weighted(trainer: StepTrainer, parts: list[tuple[Any, int | None]]) -> dict[str, torch.Tensor]:
+def forward_backward_weighted(
+    trainer: StepTrainer, micro_batches: list[tuple[Any, int | None]]
+) -> dict[str, torch.Tensor]:
     """Compute losses and gradients of a batch in micro-batches, or of one that is shared by several ranks.
 
     Each micro-batch goes through the trainer's ``forward_backward``, and gradients add up.
 
     Args:
         trainer: the trainer.
-        parts: each micro-batch with its number of samples, see :meth:`EpochIterator.micro_batches`.
+        micro_batches: each micro-batch with its number of samples, see :meth:`EpochIterator.micro_batches`.
     """
     ranks, several = trainer.averaging_ranks, trainer.accumulation_steps > 1
-    sizes = [batch_size_of(batch, read) for batch, read in parts] if several else [1]
+    sizes = [batch_size_of(batch, read) for batch, read in micro_batches] if several else [1]
     shares = [size / max(sum(sizes), 1) for size in sizes]
     if ranks > 1:  # FSDP2 gathers parameters in each pass, so all ranks need the same number of passes
-        missing = trainer.accumulation_steps - len(parts)
-        parts, shares = [*parts, *parts[-1:] * missing], [*shares, *[0.0] * missing]
-    batch = parts[0] if not several else (None, sum(sizes))
+        missing = trainer.accumulation_steps - len(micro_batches)
+        micro_batches, shares = [*micro_batches, *micro_batches[-1:] * missing], [*shares, *[0.0] * missing]
+    batch = micro_batches[0] if not several else (None, sum(sizes))
     weights = LossWeights(trainer.batches, batch, ranks, getattr(trainer.adapter, "loss", None))
     total: dict[str, torch.Tensor] = {}
     trainer.adapter.on_count = weights.start_sum if ranks > 1 else None
     try:
-        for index, ((micro_batch, _), share) in enumerate(zip(parts, shares, strict=True)):
+        for index, ((micro_batch, _), share) in enumerate(zip(micro_batches, shares, strict=True)):
             # Ranks exchange gradients once per step, in the last backward pass.
-            with trainer.strategy.no_sync(trainer.model) if index < len(parts) - 1 else nullcontext():
+            with trainer.strategy.no_sync(trainer.model) if index < len(micro_batches) - 1 else nullcontext():
                 losses = trainer.forward_backward(micro_batch, weights, share)
             for name, loss in losses.items():
                 total[name] = total[name] + loss.detach() if name in total else loss.detach()
     finally:
         trainer.adapter.on_count = None
-    total, num_items = weights.finish(total, trainer.optimizer.param_groups, several=len(parts) > 1)
+    total, num_items = weights.finish(total, trainer.optimizer.param_groups, several=len(micro_batches) > 1)
     if trainer.loss_module is not None and ranks > 1:
         trainer.loss_module.average(ranks)
     if num_items is not None:

@@ -58,7 +58,7 @@ class NonFinitePolicy:
         self._optimizer: Any = None
         self._waits = True  # on the CPU, reading a result waits for nothing else
         self._alone = True  # no other rank makes the same update
-        self._sharded = self._exchanges = False  # gradients: whether sharded; whether each rank has only a part
+        self._sharded = self._exchanges = False  # gradients: whether sharded; whether each rank has only some
         self._flag, self._one = torch.zeros((), dtype=torch.float32), torch.ones((), dtype=torch.float32)
 
     def check(
@@ -126,12 +126,12 @@ class NonFinitePolicy:
     def _check_on_device(
         self, trainer: StepTrainer, gradients: list[torch.Tensor], losses: list[torch.Tensor], checks_losses: bool
     ) -> None:
-        found, own = torch.zeros((), dtype=torch.float32, device=losses[0].device), losses if checks_losses else []
-        found = self._find([*gradients, *own] if self._alone else gradients, found)
+        found, checked = torch.zeros((), dtype=torch.float32, device=losses[0].device), losses if checks_losses else []
+        found = self._find([*gradients, *checked] if self._alone else gradients, found)
         if trainer.grad_scaler is None:
             skip_on_device(optimizers_of(trainer.optimizer), found, self.policy)
         if not self._alone and self.policy != "skip":  # of this rank alone: all ranks make the update
-            found = _find_in_any(own, found.clone())
+            found = _find_in_any(checked, found.clone())
         self._unread.append((trainer.iter, found, False))
         if len(self._unread) >= _MAX_UNREAD:
             self.raise_pending(trainer)
