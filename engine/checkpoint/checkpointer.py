@@ -129,7 +129,7 @@ class Checkpointer(FvcoreCheckpointer):
 
     def _plain(self, contents: dict[str, Any]) -> object:
         """Return the state to write as plain data and tensors, which are not copied."""
-        return to_plain(contents, "checkpoint")
+        return to_plain(contents)
 
     def _write(self, path: str, state: Any, tag_last: bool, outdated: Iterable[str]) -> None:
         """Write a checkpoint, then point ``last_checkpoint`` to it, then remove outdated ones."""

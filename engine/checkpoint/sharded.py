@@ -148,8 +148,8 @@ def fail_together(group: "dist.ProcessGroup") -> Iterator[None]:
         error = failure.failures.get(dist.get_rank(group), (None,))[0] if failure.failures else failure
     except Exception as failure:
         error = failure
-    mine = error
-    if error is not None and not isinstance(error, OSError):
+    mine = error if isinstance(error, OSError) else None
+    if error is not None and mine is None:
         mine = OSError(f"{type(error).__name__}: {first_line(error)}")
     every = comm.all_gather(mine, group)
     if isinstance(error, OSError):

@@ -55,7 +55,7 @@ class ShardedCheckpointer(Checkpointer):
 
     def _plain(self, contents: dict[str, Any]) -> object:
         rest, shards = split_shards(contents)
-        return to_plain(rest, "checkpoint") if comm.is_main_process() else None, shards
+        return to_plain(rest) if comm.is_main_process() else None, shards
 
     def _write(self, path: str, state: Any, tag_last: bool, outdated: Iterable[str]) -> None:
         with fail_together(self._group):

@@ -11,12 +11,13 @@ from torch.utils._pytree import tree_map_only
 
 from ...hooks.common import is_sharded
 
+_KEYS = {str, int}
 _PLAIN = {int, float, bool, str, type(None)}
 # A view is copied if it is smaller than this part of the memory that torch.save would write for it.
 _USED = 0.9
 
 
-def to_plain(value: Any, where: str = "state") -> Any:
+def to_plain(value: Any, where: str = "checkpoint") -> Any:
     """Turn common types of NumPy, torch and Python into tensors and plain data, which load without pickle.
 
     Containers are copied; tensors only if they are small views of large ones, which would be saved too. Parameters,
@@ -47,7 +48,7 @@ def to_plain(value: Any, where: str = "state") -> Any:
     if isinstance(value, Mapping):
         plain = {}
         for key, item in value.items():
-            plain[key if type(key) is str else _plain_key(key, where)] = to_plain(item, f"{where}[{key!r}]")
+            plain[key if type(key) in _KEYS else _plain_key(key, where)] = to_plain(item, f"{where}[{key!r}]")
         return plain
     if type(value) in (tuple, list) and _PLAIN.issuperset(map(type, value)):
         return type(value)(value)

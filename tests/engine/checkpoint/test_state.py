@@ -91,7 +91,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED)
 def test_a_value_that_cannot_be_converted_is_an_error_with_its_place(value):
-    with pytest.raises(TypeError, match=r"state\['hooks'\]\['Odd'\]\[1\]"):
+    with pytest.raises(TypeError, match=r"checkpoint\['hooks'\]\['Odd'\]\[1\]"):
         to_plain({"hooks": {"Odd": [1, value]}})
 
 
