@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from operator import methodcaller
 
 from ...config import Duration
@@ -69,6 +69,7 @@ class PeriodicWriter(HookBase):
         self._every = Every(period, at_end=True)
         self._on_error = on_error
         self._seen = 0
+        self._earlier_state: Mapping[str, int] | None = None
         self._failing: set[int] = set()  # ids of writers whose error is logged; a dataclass has no hash
         self._next_write = 0.0
 
@@ -76,6 +77,9 @@ class PeriodicWriter(HookBase):
         self._every.start()
         self._due, self._waiting = False, True
         storage, folder = self.trainer.storage, run_folder(self.trainer)
+        if self._earlier_state is not None:
+            storage.written = storage.loaded = self._earlier_state["seen"], self._earlier_state["last_write"]
+            self._earlier_state = None
         self._seen, self._take_media = storage.loaded[0], False
         for writer in self._row_writers:
             self._take_media |= writer.takes_media
@@ -168,6 +172,9 @@ class PeriodicWriter(HookBase):
             errors[0].add_note(f"then also: {type(other).__name__}: {other}")
         if errors:
             raise errors[0]
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:  # of the version before, which saved it here
+        self._earlier_state = state_dict
 
     def set_max_iter(self, max_iter: int) -> None:
         """Tell writers that show the time left that the length of the run has changed."""
