@@ -14,6 +14,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from operator import methodcaller
 from typing import IO, Any, Literal, Self
 
 from .errors import ConfigError, printable
@@ -68,7 +69,7 @@ def replace_file(path: str, write: Callable[[IO[bytes]], Any]) -> None:
 
 def replace_text(path: str, text: str) -> None:
     """:func:`replace_file` for a text."""
-    replace_file(path, lambda file: file.write(text.encode()))
+    replace_file(path, methodcaller("write", text.encode()))
 
 
 def free_name(path: str) -> str:

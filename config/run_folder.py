@@ -168,8 +168,9 @@ class FolderLock:
         """
         if self.is_held:
             return
-        for other in [lock for lock in _held if lock._path == self._path]:
-            other.release()
+        for other in list(_held):
+            if other._path == self._path:
+                other.release()
         check_records(self._folder)
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)

@@ -414,8 +414,7 @@ class SimpleTrainer(TrainerBase):
         self.nonfinite.raise_pending(self)
         self.nonfinite.check_weights(self)
         state = super().state_dict()
-        state["nonfinite"] = self.nonfinite.state_dict()
-        state["optimizer"] = self.optimizer.state_dict()
+        state |= {"nonfinite": self.nonfinite.state_dict(), "optimizer": self.optimizer.state_dict()}
         if self.grad_scaler is not None:
             state["grad_scaler"] = self.grad_scaler.state_dict()
         if self.loss_module is not None:

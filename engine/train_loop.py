@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 Request = Literal["eval", "write", "save"]
 # The phases at the end of a step, and what may be requested of them.
 _PHASES: tuple[tuple[Request, str], ...] = (("eval", "on_eval"), ("write", "on_write"), ("save", "on_save"))
+_RUNNING = "the trainer is training: train() was called by its own hook, or its loop did not call after_train()"
 
 
 @dataclass
@@ -110,7 +111,8 @@ class TrainerBase(WithHooks):
             Exception: the first error of a step or a hook, after ``after_train`` of all hooks.
             RuntimeError: a step or a hook called ``sys.exit(0)``, which would look like a run that completed.
         """
-        self._check_not_running()
+        if self.hooks.running:
+            raise RuntimeError(_RUNNING)
         logger.info("Starting training from iteration %d", start_iter)
         self.iter = self.start_iter = start_iter
         self.max_iter = max_iter
@@ -135,7 +137,8 @@ class TrainerBase(WithHooks):
 
     def before_train(self) -> None:
         """Begin the run, and call ``before_train`` of all hooks."""
-        self._check_not_running()
+        if self.hooks.running:
+            raise RuntimeError(_RUNNING)
         self._begin()
         self.hooks.call("before_train")
 
@@ -243,12 +246,6 @@ class TrainerBase(WithHooks):
         if comm.get_world_size() > 1:
             self._loop.sync = RankSync(self)
 
-    def _check_not_running(self) -> None:
-        if self.hooks.running:
-            raise RuntimeError(
-                "the trainer is training: train() was called by its own hook, or its loop did not call after_train()"
-            )
-
     def _begin_epoch(self) -> None:
         """Begin an epoch, or continue it in another ``train()``. Called by the first step."""
 
@@ -261,21 +258,11 @@ class TrainerBase(WithHooks):
     def _run_ended(self) -> None:
         """Release what belongs to the run, at its very end, whatever has failed."""
 
-    def before_epoch(self) -> None:  # called by trainers that have epochs: SimpleTrainer
-        self.emit("before_epoch")
-
-    def after_backward(self) -> None:
-        if self.hooks.listeners["after_backward"]:
-            self.hooks.call("after_backward")
-
     def _notice_stop(self) -> None:
         """Take ``trainer.iter = trainer.max_iter``, by which hooks of detectron2 stop training, as a request."""
         if self.iter >= self.max_iter:
             self.iter = self.storage.iter
             self.request_stop("trainer.iter was set to max_iter")
-
-    def after_epoch(self) -> None:
-        self.emit("after_epoch")
 
     def prepare_for(self, what: Request) -> None:
         """Do what must come before an evaluation, before metrics are written, and before a checkpoint is saved.
@@ -381,12 +368,11 @@ class TrainerBase(WithHooks):
             exit_code: not 0 if the run is interrupted and should be resumed (a signal, a time limit). Its checkpoint
                 is named by the iteration instead of ``model_final``, and the program exits with this code.
         """
-        request = StopRequest(reason or "stop requested", exit_code)
-        sync = self._loop.sync
-        if sync is not None and not self.ending:
-            sync.stop = request.instead_of(sync.stop)
+        reason, sync = reason or "stop requested", self._loop.sync
+        if sync is None or self.ending:
+            self.stop(reason, exit_code)
         else:
-            self._stop = request.instead_of(self._stop)
+            sync.stop = StopRequest(reason, exit_code).instead_of(sync.stop)
 
     def stop(self, reason: str, exit_code: int = 0) -> None:
         """Stop training after the current step. Every rank must call it in the same step; see :meth:`request_stop`."""

@@ -266,6 +266,19 @@ class WithHooks:
         """
         self.hooks.call(event, args, kwargs)
 
+    def before_epoch(self) -> None:
+        """Call ``before_epoch`` of all hooks, at the first step of an epoch."""
+        self.hooks.call("before_epoch")
+
+    def after_epoch(self) -> None:
+        """Call ``after_epoch`` of all hooks, at the last step of an epoch."""
+        self.hooks.call("after_epoch")
+
+    def after_backward(self) -> None:
+        """Call ``after_backward`` of all hooks, after each backward pass."""
+        if self.hooks.listeners["after_backward"]:
+            self.hooks.call("after_backward")
+
     def listens(self, event: str) -> bool:
         """Return whether any hook has the method ``event``, so that its arguments need not be computed if not."""
         listeners, hooks = self.hooks.listeners, self.hooks.hooks

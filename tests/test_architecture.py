@@ -116,10 +116,10 @@ print("WALK", json.dumps({**walk, "attributes": [len(vars(trainer))]}))
 """
 # Functions, files, and changes of the file, at most. They only fall.
 LIMITS = {
-    "start": (458, 65, 1290),
-    "step": (48, 19, 43),
-    "save": (88, 24, 71),
-    "resume": (141, 34, 132),
+    "start": (432, 65, 1266),
+    "step": (47, 19, 43),
+    "save": (87, 24, 69),
+    "resume": (138, 34, 129),
     "attributes": (34,),
 }
 
@@ -202,7 +202,7 @@ def test_the_core_path_is_what_a_run_passes_through(tmp_path):
     core = re.findall(r"^\| `(\S+/\S+\.py)` \|", rooms.PAGE.read_text().partition("## Rooms")[0], re.MULTILINE)
     assert len(core) == 6
     lines = sum(len((rooms.ROOT / path).read_text().splitlines()) for path in core)
-    assert lines <= 2240, f"{lines} lines: take away, or move what a default run does not use into its room"
+    assert lines <= 2215, f"{lines} lines: take away, or move what a default run does not use into its room"
 
     config = rooms.ROOT / "configs/synthetic/mlp.yaml"
     (tmp_path / "traced.py").write_text(TRACED)
