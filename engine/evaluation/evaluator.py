@@ -42,7 +42,7 @@ class EvaluatedTrainer(TrainerProtocol, Protocol):
     loss_module: Any
 
     def move_modules(self) -> None: ...
-    def to_device(self, value: Outputs) -> Outputs: ...
+    def to_device(self, value: Outputs, /) -> Outputs: ...
     def test(self, cfg: CfgNode, model: nn.Module) -> Results: ...
 
 
@@ -275,7 +275,7 @@ def outputs_of(
 
 
 def predictions(
-    trainer: EvaluatedTrainer,
+    trainer: Any,  # a method of SimpleTrainer: a Protocol here would refer to itself
     data_loader: Iterable[Batch],
     with_batches: bool = False,
     predict: Predict | None = None,

@@ -24,7 +24,7 @@ from ..data.loader import move_to_device
 from ..modeling.build import build_loss
 from ..modeling.outputs import Terms, entries_of, num_terms, terms_of
 from ..modeling.zoo import classes_second
-from .evaluator import Batch, EvaluatedTrainer, Outputs
+from .evaluator import Batch, Outputs
 
 
 @runtime_checkable
@@ -302,7 +302,7 @@ def collect(batches: Iterable[Outputs], pad_value: float | None = None) -> Outpu
     return _join(list(chain.from_iterable(comm.all_gather(parts))), pad_value)
 
 
-def gather(trainer: EvaluatedTrainer, value: Outputs) -> Outputs:
+def gather(trainer: Any, value: Outputs) -> Outputs:
     """Collective. Return the values of all ranks, concatenated in the order of ranks, on the trainer's device.
 
     It is ``trainer.gather(value)``.

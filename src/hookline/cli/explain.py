@@ -68,6 +68,7 @@ def _about_key(cfg: CfgNode, key: str) -> Iterator[str]:
     comments = key_comments()
     comment = comments.get(key, "")
     node: Any = cfg
+    section, part = cfg, key
     for part in filter(None, key.split(".")):
         section, node = node, node[part]
     if isinstance(node, CfgNode) and node:
