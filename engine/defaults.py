@@ -21,10 +21,10 @@ from torch import nn
 from .. import hooks
 from ..config import CfgNode, Config, ConfigError, Duration
 from ..config.components import mode_of_result
-from ..hooks.builtin.fvcore import checked
 from ..hooks.builtin.interruption import INTERRUPTED_BY, StopSignals, is_session
 from ..hooks.common import capture_rng
 from ..hooks.evaluation import flatten_names
+from ..hooks.fvcore_adapter import checked
 from ..hooks.writers.periodic import smoothing_window
 from . import comm, differences
 from .checkpoint import checkpointer_for, unwrap_model

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from ...config import CfgNode, ConfigError
-from ...hooks.builtin.fvcore import checked
+from ...hooks.fvcore_adapter import checked
 from ..checkpoint import Checkpointer
 from ..data.build import build_collate_fn
 from ..data.loader import move_to_device

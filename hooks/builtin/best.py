@@ -13,7 +13,7 @@ from ...config.values import mode_of
 from ..base import HOOK_REGISTRY, Every, HookBase, Period
 from ..evaluation import Monitor
 from ..event_storage import has_event_storage
-from .fvcore import checked
+from ..fvcore_adapter import checked
 from .periodic import save_with_events
 
 logger = logging.getLogger(__name__)

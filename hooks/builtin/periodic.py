@@ -10,8 +10,8 @@ from typing import Any
 from ...config import ConfigError, Duration
 from ...config.atomic import shown_path
 from ..base import HOOK_REGISTRY, Every, HookBase, Period, for_subclasses
+from ..fvcore_adapter import FvcoreAdapter, checked
 from ..protocol import TrainerProtocol
-from .fvcore import FvcoreAdapter, checked
 
 logger = logging.getLogger(__name__)
 

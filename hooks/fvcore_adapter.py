@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...config import ConfigError
+from ..config import ConfigError
 
 
 class FvcoreAdapter:
