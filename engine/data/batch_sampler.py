@@ -17,7 +17,7 @@ from ...hooks.common import length_of
 from .. import comm
 from .seeding import ORDER, seeded, stream_key
 
-# Indices that are drawn at once: seeding and restoring the generators for them takes 100 µs.
+# Indices that are drawn at once: seeding and restoring the generators for them takes 150 µs.
 _AHEAD = 4096
 
 

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 
+from ...hooks.common import preserve_rng
+
 # Separate random streams for reading, collating and transforming a sample, and for the order of samples.
 SAMPLE, COLLATE, TRANSFORM, ORDER = 0, 1, 2, 3
 _MASK = 2**64 - 1
@@ -85,8 +87,8 @@ def generators_for_reading() -> Iterator[Callable[[], set[str]]]:
 
 @contextmanager
 def seeded(key: int, place: int) -> Iterator[None]:
-    """Seed the global CPU generators as :func:`seed_generators` does, and restore them after the block."""
-    with generators_for_reading():
+    """Seed the global CPU generators as :func:`seed_generators` does, and restore them after the block, to the bit."""
+    with preserve_rng():
         seed_generators(key, place)
         yield
 
