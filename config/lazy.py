@@ -17,6 +17,7 @@ from iopath.common.file_io import g_pathmgr
 
 from .errors import ConfigError, UnknownKeyError, suggest, suggest_file
 from .registry import locate
+from .yaml_files import dump_text, load_text
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class LazyConfig:
         extension = os.path.splitext(path)[1]
         if extension not in (".py", ".yaml", ".yml"):
             raise ConfigError(f"{path}: a config file ends in .py, .yaml or .yml")
-        content = _run(path) if extension == ".py" else _load_yaml(path)
+        content = _run(path) if extension == ".py" else _node(load_text(_read(path), path))
         if isinstance(keys, str):
             return _get(content, keys, path)
         if keys is not None:
@@ -232,13 +233,6 @@ def _is_named(value: Any, name: str) -> bool:
 # ---------------------------------------------------------------------- text
 
 
-class _Dumper(yaml.SafeDumper):
-    """Writes equal values in full, not as references to one of them."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
 def as_yaml(cfg: Any) -> tuple[str, list[str]]:
     """Write a config as YAML.
 
@@ -249,8 +243,7 @@ def as_yaml(cfg: Any) -> tuple[str, list[str]]:
     # Dataclasses in a config stay objects.
     content = omegaconf.OmegaConf.to_container(cfg, structured_config_mode=omegaconf.SCMode.INSTANTIATE)
     plain = _plain(content, "", lost)
-    text = yaml.dump(plain, Dumper=_Dumper, default_flow_style=None, allow_unicode=True, width=9999)
-    return text, lost
+    return dump_text(plain, default_flow_style=None), lost
 
 
 def _plain(value: Any, key: str, lost: list[str]) -> Any:
@@ -287,14 +280,6 @@ def _read(path: str) -> str:
         raise ConfigError(f"{path}: there is no such file{suggest_file(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
-
-
-def _load_yaml(path: str) -> Any:
-    """Read YAML with plain values only: loading runs no code."""
-    try:
-        return _node(yaml.safe_load(_read(path)) or {})
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: {error}") from error
 
 
 def _run(path: str) -> dict[str, Any]:
