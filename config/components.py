@@ -134,12 +134,11 @@ class ComponentKey:
             The class or function of each component.
 
         Raises:
-            ConfigError: see :meth:`Registry.check`.
+            ConfigError: see :meth:`Registry.build`.
         """
+        positional, offered = (None,) * self.positional, dict.fromkeys(self.offers)
         return [
-            self.registry.check(name, args, positional=self.positional, offered=self.offers, key=key)
-            for name, args, key in self.entries(cfg)
-            if name
+            self.registry.bind(name, args, positional, offered, key)[0] for name, args, key in self.entries(cfg) if name
         ]
 
     def build(self, cfg: Any, *positional: object, **offered: object) -> Any:

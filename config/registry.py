@@ -14,6 +14,7 @@ from .signatures import bind, parameters_of
 from .values import ObjectName, is_object_text
 
 _T = TypeVar("_T")
+_Arguments = Mapping[str, object]
 # Errors list the known names, up to this many.
 _MAX_LISTED = 20
 
@@ -127,39 +128,13 @@ class Registry:
         """Return the registered name that equals ``name`` except for upper and lower case; without one, ``name``."""
         return name if name in self else {known.lower(): known for known in self._obj_map}.get(name.lower(), name)
 
-    def check(
-        self,
-        name: str,
-        args: Mapping[str, object] | None = None,
-        *,
-        positional: int = 0,
-        offered: Collection[str] = (),
-        key: str = "",
-    ) -> Any:
-        """Check the name and arguments of a call of :meth:`build` without making it.
-
-        Args:
-            name: see :meth:`get`.
-            args: the arguments, by name.
-            positional: number of positional arguments of the call.
-            offered: names of the arguments that the call will offer.
-            key: the config key that holds ``name``, such as ``"MODEL.NAME"``, for messages.
-
-        Returns:
-            The class or function.
-
-        Raises:
-            ConfigError: as :meth:`build`.
-        """
-        return self._call(name, args or {}, (None,) * positional, dict.fromkeys(offered), key)[0]
-
     def build(
         self,
         name: str,
-        args: Mapping[str, object] | None = None,
+        args: _Arguments | None = None,
         *,
         positional: tuple[object, ...] = (),
-        offered: Mapping[str, object] | None = None,
+        offered: _Arguments | None = None,
         key: str = "",
     ) -> Any:
         """Check the arguments, then call the class or function of a name.
@@ -180,7 +155,7 @@ class Registry:
             ConfigError: an argument is unknown or missing; the message has its full key. Or an imported function
                 returns an object that is not of the registry's kind.
         """
-        target, by_position, keywords = self._call(name, args or {}, positional, offered or {}, key)
+        target, by_position, keywords = self.bind(name, args or {}, positional, offered or {}, key)
         if by_position is None:
             return functools.partial(target, **keywords) if keywords else target
         built = target(*by_position, **keywords)
@@ -189,16 +164,16 @@ class Registry:
             raise self._refusal(name, key, problem)
         return built
 
-    def _call(
-        self,
-        name: str,
-        args: Mapping[str, object],
-        positional: tuple[object, ...],
-        offered: Mapping[str, object],
-        key: str,
-    ) -> tuple[Any, tuple[object, ...] | None, dict[str, object]]:
-        """Return the class or function of a name, and its arguments: by position (None if it is the component itself),
-        and by name.
+    def bind(
+        self, name: str, args: _Arguments, positional: tuple[object, ...], offered: _Arguments, key: str
+    ) -> tuple[Any, tuple[object, ...] | None, dict[str, Any]]:
+        """Check the arguments of :meth:`build` without making the call.
+
+        Returns:
+            The class or function, and its arguments: by position (None if it is the component itself), and by name.
+
+        Raises:
+            ConfigError: as :meth:`build`.
         """
         target, own = self.get(name, key), args_key(key) or ""
         label = getattr(target, "__name__", name)
@@ -208,7 +183,7 @@ class Registry:
             return target, None, {name: value for name, value in keywords.items() if name in args}
         return target, *bind(target, args, positional=positional, offered=offered, key=own, label=label)
 
-    def _is_itself(self, target: Any, args: Mapping[str, object]) -> bool:
+    def _is_itself(self, target: Any, args: _Arguments) -> bool:
         """Whether a function is the component, and does not build it."""
         number = self._function_of
         taken = parameters_of(target) if number and not isinstance(target, type) else None
