@@ -3,12 +3,10 @@
 import glob
 import io
 import os
-import struct
 from collections.abc import Mapping
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 
 from ...config import CfgNode, get_cfg
@@ -136,13 +134,14 @@ class _EventFile(AppendFile):
     """
 
     def __init__(self, path: str) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
         super().__init__(path)
         self._buffer = io.BytesIO()
+        self._records = RecordWriter(self._buffer)
 
     def add_event(self, event: Any) -> None:
-        data = event.SerializeToString()
-        length = struct.pack("<Q", len(data))
-        self._buffer.write(length + _checksum(length) + data + _checksum(data))
+        self._records.write(event.SerializeToString())
 
     def get_logdir(self) -> str:
         return os.path.dirname(self.path)
@@ -156,33 +155,6 @@ class _EventFile(AppendFile):
     def sync(self) -> None:
         self.flush()
         super().sync()
-
-
-_BLOCK = 256  # bytes
-
-
-@cache
-def _crc_table() -> np.ndarray:
-    """Return what each byte adds to a CRC-32C, by its position in a block and its value."""
-    rows: list[np.ndarray] = [np.arange(256, dtype=np.uint32)]
-    for _ in range(8):
-        rows[0] = (rows[0] >> 1) ^ (rows[0] & 1) * np.uint32(0x82F63B78)
-    for _ in range(_BLOCK - 1):
-        rows.append(rows[0][rows[-1] & 0xFF] ^ (rows[-1] >> 8))
-    return np.stack(rows[::-1])
-
-
-def _checksum(data: bytes) -> bytes:
-    """Return the checksum of some bytes, at least 4. The loop of tensorboard's own function takes ten times as long."""
-    blocks = np.zeros((-(-len(data) // _BLOCK), _BLOCK), np.uint8)  # zeros at the beginning add nothing
-    blocks.reshape(-1)[-len(data) :] = np.frombuffer(data, np.uint8)
-    blocks.reshape(-1)[-len(data) :][:4] ^= 0xFF
-    crc, table, positions = np.uint32(0), _crc_table(), np.arange(_BLOCK)
-    for block in blocks:
-        block[:4] ^= np.frombuffer(struct.pack("<I", int(crc)), np.uint8)
-        crc = np.bitwise_xor.reduce(table[positions, block])
-    number = int(crc) ^ 0xFFFFFFFF
-    return struct.pack("<I", ((number >> 15 | number << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def _event_files(folder: str) -> set[str]:
