@@ -16,7 +16,7 @@ from .defaults import DefaultTrainer
 from .evaluation import evaluation_context
 from .evaluation.evaluator import scratch_storage
 from .evaluation.metrics import Predictions, collect
-from .evaluation.testing import own_loss, predictor, results_of
+from .evaluation.testing import predictor, results_of, trained_loss
 from .modeling.outputs import predictions_of
 from .setup.arguments import config_of_arguments, test_entries, unknown_argument
 from .train_loop import TrainResult
@@ -205,7 +205,7 @@ class Trainer(DefaultTrainer):
         if metrics and stream:
             raise ConfigError("predict(): metrics are those of all samples; leave out stream=True")
         self._load_weights()
-        with rng_of_training(), own_loss(self, self.cfg if data is None else self._config_of(data)) as cfg:
+        with rng_of_training(), trained_loss(self, self.cfg if data is None else self._config_of(data)) as cfg:
             return self._predict(cfg, targets, metrics, stream, ignore_keys, generate, pad_value)
 
     def _predict(

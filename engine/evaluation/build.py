@@ -115,14 +115,14 @@ class MetricsEvaluator(DatasetEvaluator):
             except Exception as error:
                 error.add_note(f"in compute() of the metric {self.dataset_name}/{name}")
                 raise
-            plain = _plain(value)
-            found = plain if isinstance(value, Mapping) and name == default_name(metric) else {name: plain}
+            numbers = _numbers(value)
+            found = numbers if isinstance(value, Mapping) and name == default_name(metric) else {name: numbers}
             for key, item in found.items():
                 if key in results:
                     raise ConfigError(f"{self.dataset_name}/{key}: two metrics have a result of this name")
-                for part, number in flatten_names({key: item}).items():
+                for full, number in flatten_names({key: item}).items():
                     if not isinstance(number, SupportsFloat):
-                        raise TypeError(f"the metric {self.dataset_name}/{part} is not a number but {number!r}")
+                        raise TypeError(f"the metric {self.dataset_name}/{full} is not a number but {number!r}")
             results.update(found)
         return {self.dataset_name: results}
 
@@ -160,8 +160,8 @@ def build_metrics(cfg: CfgNode) -> dict[str, Metric]:
         if not isinstance(metric, Metric):  # a function
             call = partial(metric)
             metric = FunctionMetric(call.func, call.keywords, cfg.TEST.GENERATE.get("pad_token_id", 0))
-        own = entry.get("AS") if isinstance(entry, Mapping) else None
-        result = own or default_name(metric)
+        given = entry.get("AS") if isinstance(entry, Mapping) else None
+        result = given or default_name(metric)
         if result in metrics:
             raise ConfigError(
                 f"TEST.METRICS[{i}]: there is already a metric named {result!r}; give one of them another name, "
@@ -188,12 +188,12 @@ def check_metrics(cfg: CfgNode) -> dict[str, Metric]:
     return metrics
 
 
-def _plain(value: Any) -> Any:
+def _numbers(value: Any) -> Any:
     """Convert a tensor to a float, or to a dict by index if it has several values (a metric per class)."""
     if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _numbers(item) for name, item in value.items()}
     if not isinstance(value, torch.Tensor):
         return value
     if value.numel() == 1:
         return float(value)
-    return {str(i): _plain(item) for i, item in enumerate(value)}
+    return {str(i): _numbers(item) for i, item in enumerate(value)}

@@ -108,10 +108,10 @@ class DatasetEvaluators(DatasetEvaluator):
     def evaluate(self) -> Results:
         results: Results = {}
         for evaluator in self._evaluators:
-            part = evaluator.evaluate() or {}
-            if shared := results.keys() & part.keys():
+            found = evaluator.evaluate() or {}
+            if shared := results.keys() & found.keys():
                 raise ValueError(f"two evaluators return results named {sorted(shared)}; give them different names")
-            results.update(part)
+            results.update(found)
         return results
 
 
@@ -156,13 +156,13 @@ def inference_on_dataset(
     # Not inference_mode: tensors that outlive it (a metric's sums, a module's cache) could not be used in training.
     with inference_context(model), torch.no_grad(), scratch_storage():
         callbacks.get("on_start", _nothing)()
-        own: Iterable[tuple[Batch, int | None]] = islice(whole_pass(data_loader), max_batches)
+        batches: Iterable[tuple[Batch, int | None]] = islice(whole_pass(data_loader), max_batches)
         if comm.is_main_process():
             total = length_of(data_loader)
             if max_batches is not None:
                 total = max_batches if total is None else min(total, max_batches)
-            own = with_progress(own, total, f"Evaluating {name}", progress_bar)
-        for (batch, number), counts in counted(model, own):
+            batches = with_progress(batches, total, f"Evaluating {name}", progress_bar)
+        for (batch, number), counts in counted(model, batches):
             ran = True
             if device is not None and torch.device(device).type != "cpu":  # loaders read into the host's memory
                 batch = move_to_device(batch, device)

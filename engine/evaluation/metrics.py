@@ -214,10 +214,10 @@ class FunctionMetric:
         preds, targets, inputs = map(self._joined, range(3))
         return self._function(preds, targets, **self._args, **({"inputs": inputs} if self.takes_inputs else {}))
 
-    def _joined(self, part: int) -> Outputs:
-        batches = [batch[part] for batch in self._batches]
+    def _joined(self, column: int) -> Outputs:
+        batches = [batch[column] for batch in self._batches]
         try:
-            return collect(batches, pad_value=self._pad_value if part == 0 else None)
+            return collect(batches, pad_value=self._pad_value if column == 0 else None)
         except ConfigError:  # tensors of several shapes, as of sequences: a list with one entry per sample
             return collect([list(batch) for batch in batches])
 
@@ -248,15 +248,15 @@ def _gathers_by_default(metric: Any) -> bool:
 
 def _sync_states(metric: Any, *_: Any, **__: Any) -> None:
     """Set each state of a metric of torchmetrics to that of all ranks, as its ``_sync_dist`` does."""
-    own = {name: move_to_device(getattr(metric, name), "cpu") for name in metric._reductions}
-    ranks = comm.all_gather(own)
+    states = {name: move_to_device(getattr(metric, name), "cpu") for name in metric._reductions}
+    ranks = comm.all_gather(states)
     for name, reduction in metric._reductions.items():
-        states = [states[name] for states in ranks]
+        values = [states[name] for states in ranks]
         if isinstance(metric._defaults[name], list):
-            lists = [[state] if isinstance(state, torch.Tensor) else state for state in states]
+            lists = [[value] if isinstance(value, torch.Tensor) else value for value in values]
             whole: Any = list(chain.from_iterable(lists))
         else:
-            whole = torch.stack(states)
+            whole = torch.stack(values)
         whole = move_to_device(whole, metric.device)
         setattr(metric, name, reduction(whole) if reduction is not None and len(whole) else whole)
 

@@ -55,8 +55,8 @@ def evaluate_test_sets(
         raise ConfigError(f"DATASETS.TEST has {len(names)} sets, but {len(given)} evaluators were given")
     device, adapter = resolve_device(cfg.MODEL.DEVICE), parts.build_adapter(cfg)
     if not evaluates_for_trainer() and not getattr(cfg.MODEL.LOSS.NAME, "is_component", False):
-        own = loss_module_of(getattr(adapter, "loss", None), model)
-        if own is not None and own.named_parameters():
+        loss = loss_module_of(getattr(adapter, "loss", None), model)
+        if loss is not None and loss.named_parameters():
             logger.warning(
                 "MODEL.LOSS has parameters, and those of this evaluation are new: a metric Loss is not that of the "
                 "trained loss. trainer.evaluate() uses the trainer's"
@@ -118,14 +118,14 @@ def results_of(trainer: EvaluatedTrainer, cfg: CfgNode) -> Results:
         return {}
     trainer.move_modules()
     trainer.strategy.before_evaluation(trainer.model)
-    with optimizer_in_eval_mode(trainer.optimizer), own_loss(trainer, cfg) as cfg:
+    with optimizer_in_eval_mode(trainer.optimizer), trained_loss(trainer, cfg) as cfg:
         # Without the wrapper: its collectives would hang, since ranks may have different numbers of batches.
         results: Results = trainer.test(cfg, unwrap_model(trainer.model))
     return comm.broadcast_object(results)  # a subclass's test() may return results on rank 0 only
 
 
 @contextmanager
-def own_loss(trainer: EvaluatedTrainer, cfg: CfgNode) -> Iterator[CfgNode]:
+def trained_loss(trainer: EvaluatedTrainer, cfg: CfgNode) -> Iterator[CfgNode]:
     """Return a config whose evaluations use the trainer's loss, in eval mode, if that has parameters or buffers."""
     if trainer.loss_module is None:
         yield cfg

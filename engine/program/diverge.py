@@ -45,8 +45,8 @@ def diverge(
                 raise ConfigError(f"{one}: there is no run to compare (it has no {name})")
     cls = named_trainer(trainer)
     configs = [resolved(one) for one in runs]
-    for own in configs:
-        own.OUTPUT_DIR = ""
+    for config in configs:
+        config.OUTPUT_DIR = ""
     curves = [curves_of(one) for one in runs]
     metrics = compare_curves(curves[0], curves[1], 0, 1 << 62)
     if not metrics["values"]:
@@ -56,7 +56,7 @@ def diverge(
     lines += _pair("Versions", [environment_of(one) for one in runs]) + _pair("Ranks", ranks)
     found = metrics["first_difference"]
     if found is None:
-        ends = [max(int(curve.iterations[-1]) for curve in own.values()) for own in curves]
+        ends = [max(int(curve.iterations[-1]) for curve in named.values()) for named in curves]
         until = f" up to iteration {min(ends)}, the last one of {runs[ends.index(min(ends))]}"
         lines.append(f"Metrics: all {metrics['values']} values are equal to the bit")
         lines.append(f"The runs are equal{'' if ends[0] == ends[1] else until}.")
@@ -116,7 +116,7 @@ def _replays(
         )
         return
     values = [dict(_values(report)) for report in (one, other)]
-    rows = [(name, [own.get(name) for own in values]) for name in values[0] | values[1]]
+    rows = [(name, [named.get(name) for named in values]) for name in values[0] | values[1]]
     rows = [(name, pair) for name, pair in rows if repr(pair[0]) != repr(pair[1])]  # NaN equals NaN
     where = f"It differs first in the {rows[0][0]}." if rows else "It differs in a metric of a hook."
     yield f"The first step that differs is {first['iteration']}. {where}"

@@ -120,8 +120,8 @@ def find_lr(
     with preserve_rng():
         trial = _trial("find_lr", cfg, trainer)
         base = cfg.SOLVER.BASE_LR
-        own = [float(group.get("initial_lr", group["lr"])) for group in trial.optimizer.param_groups]
-        factors = [rate / base if base else 1.0 for rate in own]
+        base_rates = [float(group.get("initial_lr", group["lr"])) for group in trial.optimizer.param_groups]
+        factors = [rate / base if base else 1.0 for rate in base_rates]
         trial.register_hooks([CallbackHook(before_step=set_rate, after_step=keep_loss)])
         with suppress(FloatingPointError):
             SimpleTrainer.train(trial, 0, num_iter)

@@ -56,8 +56,8 @@ def inspect_checkpoint(path: str) -> dict[str, Any]:
         "hooks": list(map(str, hooks)) if isinstance(hooks, Mapping) else [],
         "config": {key: pair for key, pair in config.items() if pair[1] is not MISSING},
     }
-    plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
-    return plain
+    as_json: dict[str, Any] = json.loads(json.dumps(found, default=str))
+    return as_json
 
 
 def part_of(value: object, *keys: str) -> Any:

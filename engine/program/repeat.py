@@ -74,9 +74,9 @@ def replay(
         raise ConfigError(f"{folder}: has files that no replay has written; move them away, the report goes there")
     curves = comm.on_main_process(lambda: curves_of(run))
     start = find_checkpoint(run, iteration)
-    report, own = replay_step(run, iteration, start, trainer, cfg, overrides, extra_hooks)
+    report, replayed = replay_step(run, iteration, start, trainer, cfg, overrides, extra_hooks)
     if comm.is_main_process():
-        report["compared"] = compare_curves(curves, own, report["first_iteration"], iteration)
+        report["compared"] = compare_curves(curves, replayed, report["first_iteration"], iteration)
         os.makedirs(folder, exist_ok=True)
         finite = tree_map_only(float, lambda one: one if math.isfinite(one) else None, report)
         replace_text(os.path.join(folder, _REPORT), json.dumps(finite, indent=1, allow_nan=False) + "\n")
@@ -197,8 +197,8 @@ def compare_curves(run: Curves, replay: Curves, start: int, end: int) -> Report:
         within = (shared >= start) & (shared <= end)
         before, now = run[name].values[ours][within], replay[name].values[theirs][within]
         count += len(now)
-        for place in np.flatnonzero((before != now) & ~(np.isnan(before) & np.isnan(now)))[:1]:
-            found.append((int(shared[within][place]), name, float(before[place]), float(now[place])))
+        for index in np.flatnonzero((before != now) & ~(np.isnan(before) & np.isnan(now)))[:1]:
+            found.append((int(shared[within][index]), name, float(before[index]), float(now[index])))
     keys = ("iteration", "metric", "run", "replay")
     return {"values": count, "first_difference": dict(zip(keys, min(found), strict=True)) if found else None}
 

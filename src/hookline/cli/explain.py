@@ -68,14 +68,14 @@ def _about_key(cfg: CfgNode, key: str) -> Iterator[str]:
     comments = key_comments()
     comment = comments.get(key, "")
     node: Any = cfg
-    section, part = cfg, key
-    for part in filter(None, key.split(".")):
-        section, node = node, node[part]
+    section, name = cfg, key
+    for name in filter(None, key.split(".")):
+        section, node = node, node[name]
     if isinstance(node, CfgNode) and node:
         if comment:
             yield f"{key}: {comment}"
-        for name, value in node.items():
-            full = f"{key}.{name}".lstrip(".")
+        for child, value in node.items():
+            full = f"{key}.{child}".lstrip(".")
             yield f"{full} {'...' if isinstance(value, CfgNode) else _text(value)}"
             if comments.get(full, "") not in ("", comment):
                 yield f"  {_first_sentence(comments[full])}"
@@ -83,12 +83,12 @@ def _about_key(cfg: CfgNode, key: str) -> Iterator[str]:
     yield from (key, f"  {comment}")
     if not isinstance(node, CfgNode):
         yield f"  default: {_text(node)}"
-        yield f"  type: {_type_text(section.typed(part))}"
+        yield f"  type: {_type_text(section.typed(name))}"
     for named_by in _KEYS:
         if named_by.key == key:
             yield "  names (arguments: hookline config explain NAME), or package.module:Name of your own:"
-            for name, target in sorted(named_by.registry):
-                yield f"    {name}: {_first_sentence(target.__doc__ or '')}"
+            for component, target in sorted(named_by.registry):
+                yield f"    {component}: {_first_sentence(target.__doc__ or '')}"
 
 
 def _type_text(declared: Typed) -> str:

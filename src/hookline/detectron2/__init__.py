@@ -15,9 +15,9 @@ from .finder import install, installed_at
 __all__: list[str] = []
 
 install()
-if _place := installed_at():
+if _installed := installed_at():
     warnings.warn(
-        f"hookline.detectron2: detectron2 is installed ({_place}), so imports of it do not find hookline. "
+        f"hookline.detectron2: detectron2 is installed ({_installed}), so imports of it do not find hookline. "
         "Uninstall it, or import from hookline",
         stacklevel=2,
     )

@@ -20,9 +20,9 @@ def main() -> None:
     if not os.path.isfile(path):
         _fail(f"{sys.argv[1]}: there is no such file. {USAGE}")
     sys.path[0] = os.path.dirname(path)  # as python SCRIPT does
-    if place := installed_at():
+    if installed := installed_at():
         _fail(
-            f"detectron2 itself would be imported, from {place}. Uninstall it (or rename the folder), or "
+            f"detectron2 itself would be imported, from {installed}. Uninstall it (or rename the folder), or "
             "change the script's imports"
         )
     del sys.argv[0]

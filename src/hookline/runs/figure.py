@@ -52,17 +52,17 @@ def write_curves(
     kind = os.path.splitext(path)[1][1:].lower()
     for number, (title, names) in enumerate(charts.items(), 1):
         title = names[0] if len(names) == 1 else title
-        place = figure.add_subplot(lines, columns, number, title=title, xlabel="iteration")
-        place.grid(alpha=0.25)
+        axes = figure.add_subplot(lines, columns, number, title=title, xlabel="iteration")
+        axes.grid(alpha=0.25)
         if log:
-            place.set_yscale("log", nonpositive="mask")
+            axes.set_yscale("log", nonpositive="mask")
         found = [(run, name) for name in names for run in runs if name in run.curves]
         for run, name in found:
             x, y = run.curves[name].iterations, run.curves[name].values
             label = name if len(runs) == 1 else f"{run.name} {name}" if len(names) > 1 else run.name
-            place.plot(x, y, marker="." if len(x) == 1 else "", label=label)
+            axes.plot(x, y, marker="." if len(x) == 1 else "", label=label)
         if len(found) > 1:
-            place.legend(fontsize=8)
+            axes.legend(fontsize=8)
     metadata = {"Software" if kind == "png" else "Creator": WRITTEN_BY} if kind in ("png", "svg", "pdf") else None
     try:
         replace_file(path, lambda file: figure.savefig(file, format=kind, dpi=110, metadata=metadata))

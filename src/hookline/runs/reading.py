@@ -112,7 +112,7 @@ def read_runs(paths: Iterable[str]) -> list[Run]:
     if not folders:
         raise ConfigError("no run is given; name its folder before the options, as in: hookline plot RUN --log")
     common = os.path.commonpath(map(os.path.dirname, folders))
-    return [read_run(folder, os.path.relpath(place, common)) for place, folder in folders.items()]
+    return [read_run(folder, os.path.relpath(path, common)) for path, folder in folders.items()]
 
 
 def read_run(path: str, name: str | None = None) -> Run:
@@ -158,7 +158,7 @@ def select_metrics(runs: Sequence[Run], patterns: Iterable[str] = ()) -> list[st
             raise ConfigError(f"no metric matches {pattern!r} (there are: {there}){suggest(pattern, names)}")
         chosen += [name for name in found if name not in chosen]
     left_out = {"eta_seconds"} | ({"total_loss"} if all(map(_has_one_loss, runs)) else set())
-    return chosen or sorted((name for name in names if name not in left_out), key=_place)
+    return chosen or sorted((name for name in names if name not in left_out), key=_order)
 
 
 def _has_one_loss(run: Run) -> bool:
@@ -166,7 +166,7 @@ def _has_one_loss(run: Run) -> bool:
     return total is None or (loss is not None and np.array_equal(total.values, loss.values, equal_nan=True))
 
 
-def _place(name: str) -> tuple[bool, bool, str]:
+def _order(name: str) -> tuple[bool, bool, str]:
     """Losses come first, measurements last, and names with the same last part are neighbours."""
     last = name.rpartition("/")[2]
     return is_measured(name), "loss" not in last, f"{last} {name}"
