@@ -1,5 +1,6 @@
 """Options of ``MODEL`` for a built model: batch norm, memory format, activation checkpointing, compilation."""
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -15,6 +16,8 @@ from ...config.signatures import bind
 from ...hooks.common import describe_no_match, matches
 from .. import comm
 
+logger = logging.getLogger(__name__)
+
 
 def apply_model_options(cfg: CfgNode, model: nn.Module, device: torch.device) -> nn.Module:
     """Change a model as ``cfg.MODEL`` asks for it. Names of its weights stay.
@@ -22,12 +25,16 @@ def apply_model_options(cfg: CfgNode, model: nn.Module, device: torch.device) ->
     Raises:
         ConfigError: a pattern matches nothing, an argument is wrong, or the device cannot do it.
     """
-    several = comm.get_world_size() > 1
-    if cfg.MODEL.SYNC_BATCHNORM and several and any(isinstance(module, _BatchNorm) for module in model.modules()):
-        if device.type == "cpu":
-            raise ConfigError("MODEL.SYNC_BATCHNORM: torch's SyncBatchNorm works on GPUs only, and MODEL.DEVICE is cpu")
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    if cfg.MODEL.SYNC_BATCHNORM:
+        if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+            logger.warning("MODEL.SYNC_BATCHNORM does nothing: %s has no batch norms", type(model).__name__)
+        elif comm.get_world_size() > 1:
+            if device.type == "cpu":
+                raise ConfigError("MODEL.SYNC_BATCHNORM: torch's SyncBatchNorm works on GPUs only, not on the CPU")
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if cfg.MODEL.CHANNELS_LAST:
+        if not any(parameter.dim() == 4 for parameter in model.parameters()):
+            logger.warning("MODEL.CHANNELS_LAST does nothing: %s has no 2d convolutions", type(model).__name__)
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     checkpoint_activations(model, cfg.MODEL.ACTIVATION_CHECKPOINTING)
     if cfg.MODEL.COMPILE.ENABLED:

@@ -114,3 +114,11 @@ def test_the_next_step_does_not_overwrite_the_losses_of_a_compiled_model():
     before = first.item()
     adapter.losses(model, torch.full((1, 2), 3.0))
     assert first.item() == before != kept.item()
+
+
+@pytest.mark.parametrize("key", ["SYNC_BATCHNORM", "CHANNELS_LAST"])
+def test_an_option_that_does_nothing_for_a_model_is_a_warning(key, log):
+    cfg = get_cfg()
+    cfg.MODEL[key] = True
+    apply_model_options(cfg, nn.Linear(2, 2), torch.device("cpu"))
+    assert f"MODEL.{key} does nothing: Linear has no" in log.text
