@@ -278,6 +278,8 @@ def test_epochs_end_with_the_loader_or_where_they_are_skipped():
     assert epochs_of(make_trainer(stream), 3) == [("begin", 0, 0), ("end", 2, 0), ("begin", 2, 1)]
     skip = epochs_of(make_trainer(batches(9)), 3, after_step=lambda t: t.skip_epoch() if t.iter == 1 else None)
     assert skip == [("begin", 0, 0), ("end", 1, 0), ("begin", 2, 1)]
+    late = epochs_of(make_trainer(batches(9)), 3, on_save=lambda t: t.skip_epoch() if t.iter == 1 else None)
+    assert late == [("begin", 0, 0), ("end", 2, 0), ("begin", 2, 1)]  # seen when the next batch is read
 
 
 def test_a_new_loader_keeps_epoch_count_and_given_length():
