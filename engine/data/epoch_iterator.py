@@ -3,7 +3,7 @@
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -13,16 +13,8 @@ from ...hooks.common import length_of, preserve_rng
 from .. import comm
 from .batch_sampler import GlobalBatchSampler, PlacedBatch, has_state, takes_start
 from .batches import SizedBatch, split_batch
-from .loader import (
-    Collated,
-    LimitedLoader,
-    SeededLoader,
-    begin_dataset_epoch,
-    ended_early,
-    exact_length,
-    iterate,
-)
-from .stream import SplitLoader, StreamLoader
+from .loader import Collated, LimitedLoader, SeededLoader, begin_dataset_epoch, ended_early, exact_length, iterate
+from .stream import Position, SplitLoader, StreamLoader
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +66,7 @@ class EpochIterator:
         self.num_samples: int | None = None
         self._stateful = has_state(self.loader)
         self.differs_by_rank = self._stateful and not isinstance(self.loader, StreamLoader)
+        self._sampler: Any = None
         self._measure()
         in_order = getattr(self.loader, "in_order", True) and not self._stateful
         self.has_indices = isinstance(self._sampler, GlobalBatchSampler) and in_order
@@ -81,7 +74,7 @@ class EpochIterator:
         self._samples = 0  # samples (over all ranks) before the next batch, in the present pass
         self._iterator: Iterator[Any] | None = None
         self._skipping = False
-        self.loaded: Mapping[str, Any] | None = None
+        self.loaded: Position | None = None
         self._begun = -1  # the last epoch that begin_epoch() was called in
         # The indices of the last batch, and of those that workers read ahead.
         self._placed: PlacedBatch | None = None
@@ -261,13 +254,13 @@ class EpochIterator:
         self.epoch += 1
         self.position = 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Position:
         """The position after the last batch: epoch, batches and samples (over all ranks), or the loader's state.
 
         Batches that workers have read ahead do not count.
         """
         epoch, position = (self.epoch + 1, 0) if self.ended else (self.epoch, self.position)
-        state: dict[str, Any] = {"epoch": epoch, "position": position}
+        state: Position = {"epoch": epoch, "position": position}
         if self._endless:
             state["pass"] = self._pass
         if self._stateful:
@@ -280,7 +273,7 @@ class EpochIterator:
             state["batch_size"] = self._size
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Position) -> None:
         """Go to a saved position. The sampler starts there; no batch is read for it.
 
         With another batch size, the position is that of the same sample. If the epoch has no batch left, it ends. If
@@ -295,7 +288,7 @@ class EpochIterator:
         if state.get("skipped"):
             self._start()  # makes the loader use its state; the rest of that epoch is skipped
 
-    def _seek(self, state: Mapping[str, Any]) -> None:
+    def _seek(self, state: Position) -> None:
         """Go to the loaded position of a loader without a state of its own."""
         position, samples, size = state["position"], state.get("samples", 0), self._size
         self.position = self._samples = 0
@@ -332,7 +325,7 @@ class EpochIterator:
         # Unused batches at the end of each pass.
         self._cut = 0 if own is None else own - self.length
         # The loader's batch sampler, its sampler or itself: the first that has set_epoch.
-        self._sampler: Any = None
+        self._sampler = None
         for owner in (getattr(self.loader, "batch_sampler", None), getattr(self.loader, "sampler", None), self.loader):
             if self._sampler is None and hasattr(owner, "set_epoch"):
                 self._sampler = owner
