@@ -95,7 +95,7 @@ def launch(
         return run_local_ranks(main_func, args, store, address, here, world_size, timeout, cuda)
     finally:
         if machine_rank == 0:  # the other launchers read the first failure in the store
-            comm.missing_ranks(store, "hookline/launchers", 0, num_machines, GRACE + 2)
+            comm.missing_ranks(store, "hookline/launchers", 0, num_machines, 2 * GRACE)
         else:
             with suppress(RuntimeError), ends_without_answer():  # RuntimeError: machine 0 has ended
                 store.add("hookline/launchers", 1)

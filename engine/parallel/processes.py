@@ -37,7 +37,7 @@ from .. import comm
 
 logger = logging.getLogger(__name__)
 
-GRACE = 7.0
+GRACE = 5.0
 """Seconds after the first failure until the launcher kills the remaining ranks. Most end earlier by themselves."""
 
 # New interpreters: a fork would copy locks that threads hold, and could not use CUDA if this process has.
