@@ -4,10 +4,9 @@ Sharded tensors are torch's DTensor; ``torch.distributed.tensor`` is imported on
 """
 
 import copy
-import inspect
 import random
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from fnmatch import fnmatchcase
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..config import ConfigError, suggest
+from ..config import suggest
 from ..config.errors import MismatchError, as_config_error
 from .protocol import TrainerProtocol
 
@@ -233,16 +232,6 @@ def matches(pattern: str, name: str, module: nn.Module | None = None) -> bool:
     return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 
 
-def matching_parameters(model: nn.Module, pattern: str) -> dict[str, nn.Parameter]:
-    """Return the parameters that a pattern matches, and those of the submodules that it matches, by name."""
-    found = {}
-    modules = [name for name, module in model.named_modules() if name and matches(pattern, plain_name(name), module)]
-    for name, parameter in model.named_parameters():
-        if matches(pattern, plain_name(name)) or any(name.startswith(f"{module}.") for module in modules):
-            found[plain_name(name)] = parameter
-    return found
-
-
 def describe_no_match(model: nn.Module, pattern: str, more: Sequence[str] = ()) -> str:
     """Return the error text for a pattern that matches nothing in a model, nor any of ``more`` names."""
     modules = {name: type(child).__name__ for name, child in model.named_modules() if name}
@@ -298,24 +287,6 @@ def optimizer_in_eval_mode(*optimizers: Any) -> Iterator[None]:
     finally:
         for one in changed:
             set_optimizer_mode(one, True)
-
-
-def refuse_closure(kind: Any, key: str = "") -> None:
-    """Raise an error if the ``step`` of an optimizer's class needs a closure, as that of torch's LBFGS.
-
-    Args:
-        kind: the class. Anything else passes.
-        key: the config key that names it, for the message.
-
-    Raises:
-        ConfigError: it does.
-    """
-    step = inspect.signature(kind.step).parameters if isinstance(kind, type) and hasattr(kind, "step") else {}
-    if "closure" in step and step["closure"].default is inspect.Parameter.empty:
-        raise ConfigError(
-            f"{f'{key}: ' if key else ''}{kind.__name__} calls the model several times in a step, through a closure, "
-            "and a trainer's step calls it once: use another optimizer, or override run_step() and build_optimizer()"
-        )
 
 
 def start_momentum(optimizer: Any) -> None:
@@ -378,27 +349,6 @@ def rng_of_training() -> Iterator[None]:
     finally:
         _KEPT.pop()
         restore_rng(state)
-
-
-def with_own_rng(items: Generator[Any, None, None]) -> Iterator[Any]:
-    """Yield a generator's items, as if it drew from generators of random numbers of its own, at first copies."""
-    own = None
-    try:
-        while True:
-            with rng_of_training():
-                if own is not None:
-                    restore_rng(own)
-                item = next(items, _END)
-                own = capture_rng()
-            if item is _END:
-                return
-            yield item
-    finally:
-        with rng_of_training():
-            items.close()
-
-
-_END: Any = object()
 
 
 @contextmanager

@@ -12,7 +12,16 @@ from torch.nn.parameter import is_lazy
 
 from ...config import CfgNode, ConfigError
 from ...config.errors import MismatchError
-from ...hooks.common import has_shards, length_of, optimizer_in_eval_mode, sized, unwrap_model, with_own_rng
+from ...hooks.common import (
+    capture_rng,
+    has_shards,
+    length_of,
+    optimizer_in_eval_mode,
+    restore_rng,
+    rng_of_training,
+    sized,
+    unwrap_model,
+)
 from ...hooks.event_storage import EventStorage, has_event_storage
 from ...hooks.protocol import TrainerProtocol
 from ...hooks.writers.bars import with_progress
@@ -294,7 +303,25 @@ def predictions(
         predict: called with model and batch. Default: the adapter's ``predict``.
     """
     trainer.move_modules()
-    return with_own_rng(_predictions(trainer, data_loader, with_batches, predict or trainer.adapter.predict))
+    return _with_own_rng(_predictions(trainer, data_loader, with_batches, predict or trainer.adapter.predict))
+
+
+def _with_own_rng(items: Generator[Any, None, None]) -> Iterator[Any]:
+    """Yield a generator's items, as if it drew from generators of random numbers of its own, at first copies."""
+    own = None
+    try:
+        while True:
+            with rng_of_training():
+                if own is not None:
+                    restore_rng(own)
+                item = next(items, _END)
+                own = capture_rng()
+            if item is _END:
+                return
+            yield item
+    finally:
+        with rng_of_training():
+            items.close()
 
 
 def _predictions(

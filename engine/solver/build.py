@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from ...config import CfgNode, ConfigError, Registry, suggest
 from ...config.components import ComponentKey
 from ...config.values import ObjectName
-from ...hooks.common import is_sharded, refuse_closure, start_momentum
+from ...hooks.common import is_sharded, start_momentum
 from .clipping import maybe_add_gradient_clipping
 from .multi_optimizer import OptimizerList, parameters_of_parts, solver_parts
 from .param_groups import (
@@ -165,5 +165,10 @@ def _check_optimizer(cfg: CfgNode) -> Any:
             "SOLVER.OPTIMIZER.ARGS.lr: set the learning rate with SOLVER.BASE_LR, so that the schedule knows it"
         )
     target = OPTIMIZER_REGISTRY.get(name, "SOLVER.OPTIMIZER.NAME")
-    refuse_closure(target, "SOLVER.OPTIMIZER.NAME")
+    step = inspect.signature(target.step).parameters if isinstance(target, type) and hasattr(target, "step") else {}
+    if "closure" in step and step["closure"].default is inspect.Parameter.empty:  # as torch's LBFGS
+        raise ConfigError(
+            f"SOLVER.OPTIMIZER.NAME: {target.__name__} calls the model several times in a step, through a closure, and "
+            "a trainer's step calls it once: use another optimizer, or override run_step() and build_optimizer()"
+        )
     return target

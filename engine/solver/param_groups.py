@@ -11,7 +11,7 @@ from torch import nn
 from ...config import CfgNode, ConfigError, get_cfg
 from ...config.components import errors_at
 from ...config.signatures import bind
-from ...hooks.common import describe_no_match, matching_parameters, plain_name
+from ...hooks.common import describe_no_match, matches, plain_name
 
 logger = logging.getLogger(__name__)
 
@@ -211,7 +211,7 @@ def find_parameters(model: nn.Module, patterns: str | Iterable[str], key: str) -
     """
     found: dict[str, nn.Parameter] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        matched = matching_parameters(model, pattern)
+        matched = _matching_parameters(model, pattern)
         if not matched:
             raise ConfigError(f"{key}: {describe_no_match(model, pattern, [n for n, _ in model.named_parameters()])}")
         found |= matched
@@ -260,3 +260,13 @@ def check_param_rules(cfg: CfgNode) -> list[_Rule]:
             re.compile(rule.REGEX or "")
         rules.append(rule)
     return rules
+
+
+def _matching_parameters(model: nn.Module, pattern: str) -> dict[str, nn.Parameter]:
+    """Return the parameters that a pattern matches, and those of the submodules that it matches, by name."""
+    found = {}
+    modules = [name for name, module in model.named_modules() if name and matches(pattern, plain_name(name), module)]
+    for name, parameter in model.named_parameters():
+        if matches(pattern, plain_name(name)) or any(name.startswith(f"{module}.") for module in modules):
+            found[plain_name(name)] = parameter
+    return found
