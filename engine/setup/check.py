@@ -130,9 +130,10 @@ def _errors(cfg: CfgNode, overridden: Collection[str] = ()) -> dict[tuple[str, C
 
 def _check_values(cfg: CfgNode) -> None:
     """Check values that have the right type but make no sense."""
-    if get_cfg().VERSION != cfg.VERSION:
+    defaults = get_cfg()
+    if cfg.VERSION != defaults.VERSION:
         hint = " (detectron2's number: leave it out)" if cfg.VERSION == 2 else ""
-        raise ConfigError(f"VERSION: this hookline reads version {get_cfg().VERSION}, not {cfg.VERSION}{hint}")
+        raise ConfigError(f"VERSION: this hookline reads version {defaults.VERSION}, not {cfg.VERSION}{hint}")
     if cfg.SOLVER.ACCUMULATION_STEPS > cfg.DATALOADER.BATCH_SIZE and not cfg.DATALOADER.MAX_TOKENS:
         raise ConfigError(
             f"SOLVER.ACCUMULATION_STEPS: a batch of {cfg.DATALOADER.BATCH_SIZE} samples (DATALOADER.BATCH_SIZE) cannot "
@@ -168,7 +169,7 @@ def _check_values(cfg: CfgNode) -> None:
             "ended, or save checkpoints there with your own Checkpointer"
         )
     clip = cfg.SOLVER.CLIP_GRADIENTS
-    if not clip.ENABLED and clip != get_cfg().SOLVER.CLIP_GRADIENTS:
+    if not clip.ENABLED and clip != defaults.SOLVER.CLIP_GRADIENTS:
         logger.warning("SOLVER.CLIP_GRADIENTS: nothing is clipped, since its ENABLED is False")
     by_metrics = cfg.TEST.GENERATE and EVALUATOR_KEY.name(cfg) == "MetricsEvaluator"  # others may have the attribute
     if by_metrics and not any(getattr(metric, "generates", False) for metric in METRICS_KEY.check(cfg)):
