@@ -7,7 +7,6 @@ import os
 import pickle
 import sys
 import threading
-import zipfile
 from contextlib import nullcontext
 
 import numpy as np
@@ -45,16 +44,6 @@ def write(path, data=STATE):
 def path(tmp_path):
     write(tmp_path / "model.pth")
     return tmp_path / "model.pth"
-
-
-def test_a_file_is_a_zip_archive_that_torch_reads(path):
-    tensors = [torch.randn(10), torch.randn(50_000), torch.randn(10)]
-    write(path, tensors)
-    verify_checkpoint(str(path))
-    for mmap in (False, True):
-        assert all(map(torch.equal, torch.load(path, weights_only=True, mmap=mmap), tensors))
-    with zipfile.ZipFile(path) as archive:
-        assert archive.testzip() is None
 
 
 def test_a_flipped_bit_is_detected_or_changes_nothing_that_is_read(path):

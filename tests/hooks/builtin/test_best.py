@@ -10,6 +10,7 @@ import torch
 from small_runs import files, last, saved
 
 from hookline.engine.checkpoint import Checkpointer
+from hookline.engine.checkpoint import files as files_module
 from hookline.hooks import BestCheckpointer, CallbackHook, EvalHook, PeriodicCheckpointer
 
 
@@ -148,6 +149,26 @@ def test_files_are_removed_after_the_next_checkpoint_and_a_missing_one_is_a_warn
     assert hook.best == [(0.55, 8)]
     assert hook.loaded_iter == saved(checkpointer, "model_best")["iteration"] == 8
     assert kept(checkpointer).items() >= files_of(hook).items()
+
+
+class Full(Checkpointer):
+    """Cannot write the best of iteration 2."""
+
+    def _write(self, path, *args, **kwargs):
+        if path.endswith("model_best_0000002.pth"):
+            raise OSError(28, "No space left on device")
+        super()._write(path, *args, **kwargs)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_file_that_could_not_be_written_is_not_among_the_best(make, monkeypatch, asynchronous):
+    monkeypatch.setattr(files_module, "RETRY_AFTER", 0.0)
+    trainer, ours = make()
+    full = Full(trainer.model, ours.save_dir, asynchronous=asynchronous, on_error="continue")
+    hook = BestCheckpointer(0, full, "metric", keep=2)
+    trainer.register_hooks([evaluations(1, [0.1, 0.2, 0.9, 0.3]), hook])
+    trainer.train(0, 4)
+    assert hook.best == [(0.3, 4), (0.2, 1)]
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
