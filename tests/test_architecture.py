@@ -118,8 +118,8 @@ print("WALK", json.dumps({**walk, "attributes": [len(vars(trainer))]}))
 LIMITS = {
     "start": (430, 65, 1245),
     "step": (47, 19, 43),
-    "save": (87, 24, 69),
-    "resume": (138, 34, 129),
+    "save": (85, 24, 68),
+    "resume": (137, 33, 128),
     "attributes": (34,),
 }
 
