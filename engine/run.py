@@ -67,10 +67,9 @@ def default_setup(cfg: Any, args: Any = None) -> None:
         ConfigError: the config is invalid, OUTPUT_DIR cannot be used, or the processes of ``--num-gpus`` were not
             started.
     """
-    options: dict[str, Any] = {name: bool(getattr(args, name, False)) for name in ("resume", "eval_only")}
-    if isinstance(path := option(args, "resume"), str):
-        options["resume"] = path
-    options |= {name: bool(option(args, name)) for name in ("predict", "dry_run")}
+    path = option(args, "resume")
+    resume = path if isinstance(path, str) else bool(getattr(args, "resume", False))
+    eval_only, predict = bool(getattr(args, "eval_only", False)), bool(option(args, "predict"))
     if args is not None:
         check_processes(args)
         check_fast_dev_run(cfg, args)
@@ -78,18 +77,17 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     if isinstance(cfg, CfgNode):
         unknown = check_for_script(cfg)
     else:
-        keys, text = lazy_run(cfg, options["resume"])
+        keys, text = lazy_run(cfg, resume)
         lines = {f"config.yaml, line {number}": line for number, line in enumerate(text.splitlines(), start=1)}
     if comm.get_world_size() > 1:
-        compared = {f"--{name.replace('_', '-')}": options[name] for name in ("resume", "eval_only", "predict")}
-        check_same_config(keys, {**compared, **lines})
+        check_same_config(keys, {"--resume": resume, "--eval-only": eval_only, "--predict": predict, **lines})
     kind: RunKind = "trial" if keys.FAST_DEV_RUN else "train"
-    if options["eval_only"] or options["predict"]:
-        kind = "inference"
-    if options["dry_run"]:
+    if option(args, "dry_run"):
         kind = "dry"
-    run = Run(keys, kind, options["resume"], text, args)
-    run.may_write_nothing = options["eval_only"] and not options["predict"]
+    elif eval_only or predict:
+        kind = "inference"
+    run = Run(keys, kind, resume, text, args)
+    run.may_write_nothing = eval_only and not predict
     run.unknown, run.user_cfg = unknown, cfg
     run.open(keys)
     run.create_folder()
@@ -164,9 +162,10 @@ class Run:
     @classmethod
     def opened_for(cls, cfg: Any) -> "Run | None":
         """Return the run that :func:`default_setup` opened for the folder of a config; None if there is none."""
-        run = cls.opened
+        if (run := cls.opened) is None:
+            return None
         folder = cfg.OUTPUT_DIR if isinstance(cfg, CfgNode) else folder_of(cfg)
-        return run if run is not None and run.path == os.path.abspath(folder) else None
+        return run if run.path == os.path.abspath(folder) else None
 
     @classmethod
     def of(cls, cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[CfgNode, Run]":
