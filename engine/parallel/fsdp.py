@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,9 @@ from .. import comm
 from .base import STRATEGY_REGISTRY, Strategy
 from .copies import share_tensors, share_weights
 from .meta_init import Places, places_of
+
+if TYPE_CHECKING:  # slow to import
+    from torch.distributed.device_mesh import DeviceMesh
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +78,7 @@ class FSDP2(Strategy):
         # init_device_mesh() may create another group, with torch's timeout.
         return self._shard(model, DeviceMesh.from_group(group, device.type), device)
 
-    def _shard(self, model: nn.Module, mesh: Any, device: torch.device) -> nn.Module:
+    def _shard(self, model: nn.Module, mesh: "DeviceMesh", device: torch.device) -> nn.Module:
         """Shard a model, the same on all ranks, over a mesh: (shard) or (replicate, shard)."""
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 

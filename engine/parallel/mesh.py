@@ -4,7 +4,7 @@ import logging
 import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -16,6 +16,9 @@ from .copies import differing_copies, share_weights
 from .ddp import DDP
 from .fsdp import FSDP2
 from .tensor_parallel import Plan, check_words, find_plan, parallelize, splits
+
+if TYPE_CHECKING:  # slow to import
+    from torch.distributed.device_mesh import DeviceMesh
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +64,7 @@ class Mesh(FSDP2):
             raise ConfigError(
                 f"PARALLEL.ARGS: {', '.join(_DIMS)} must be at least 1, and one can be -1, what is left; not {sizes}"
             )
-        self._tensor_mesh: Any = None
+        self._tensor_mesh: DeviceMesh | None = None
         check_words(self.plan or {})
 
     def sizes(self, ranks: int) -> tuple[int, int, int]:
@@ -132,7 +135,7 @@ class Mesh(FSDP2):
         return self.sizes(ranks) if ranks > 1 else (1, 1, 1)
 
 
-def _device_mesh(device: torch.device, sizes: tuple[int, int, int]) -> Any:
+def _device_mesh(device: torch.device, sizes: tuple[int, int, int]) -> "DeviceMesh":
     """Return the DeviceMesh of all ranks. init_device_mesh() would create groups with torch's timeout."""
     from torch.distributed.device_mesh import DeviceMesh
 

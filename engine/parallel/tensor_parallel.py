@@ -1,7 +1,7 @@
 """Tensor parallelism: splits the layers of a model over ranks, by a plan of words for its modules."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -9,6 +9,9 @@ from torch import nn
 from ...config import ConfigError, suggest
 from ...hooks.common import describe_no_match, matches
 from .meta_init import places_of
+
+if TYPE_CHECKING:  # slow to import
+    from torch.distributed.device_mesh import DeviceMesh
 
 Plan = Mapping[str, Any]
 """Words, or torch's ``ParallelStyle`` objects, by pattern of module names."""
@@ -70,7 +73,7 @@ def check_words(plan: Plan) -> None:
             raise ConfigError(f'PARALLEL.ARGS.plan[{pattern!r}]: must be a word such as "colwise", not {word!r}')
 
 
-def parallelize(model: nn.Module, mesh: Any, plan: Plan) -> None:
+def parallelize(model: nn.Module, mesh: "DeviceMesh", plan: Plan) -> None:
     """Split the layers that a plan names over the ranks of a mesh. Tied parameters stay tied.
 
     Args:
