@@ -108,7 +108,7 @@ def _set_argument(cfg: CfgNode, argument: str, value: Any, arguments: Mapping[st
         cfg.merge_from_pairs([(_KEYS[argument], value)])
 
 
-def _base(config: Any) -> CfgNode:
+def _base(config: object) -> CfgNode:
     """Return the config that the other arguments change."""
     cfg, defaults = config.thawed() if isinstance(config, CfgNode) else get_cfg(), get_cfg().SOLVER
     for key, value in (("LR_SCHEDULER_NAME", "ConstantLR"), ("WARMUP_ITERS", 0)):
@@ -123,7 +123,7 @@ def _base(config: Any) -> CfgNode:
     return cfg
 
 
-def _named(value: Any, is_component: bool | None = None) -> tuple[str, dict[str, Any]]:
+def _named(value: object, is_component: bool | None = None) -> tuple[str, dict[str, Any]]:
     """Return name and arguments of a component: a name, ``{"NAME": ..., "ARGS": ...}``, or an object."""
     if isinstance(value, Mapping) and "NAME" in value:
         name = value["NAME"]
@@ -136,7 +136,7 @@ def _named(value: Any, is_component: bool | None = None) -> tuple[str, dict[str,
     return ObjectName(value, is_component), {}
 
 
-def _set_component(cfg: CfgNode, key: str, value: Any, is_component: bool | None = None) -> CfgNode:
+def _set_component(cfg: CfgNode, key: str, value: object, is_component: bool | None = None) -> CfgNode:
     """Set the component of ``key``. Its arguments have precedence over those of the config, which are returned, too."""
     *section, last = key.split(".")
     node, default = reduce(getitem, section, cfg), reduce(getitem, section, _base(None))
@@ -151,7 +151,7 @@ def _set_component(cfg: CfgNode, key: str, value: Any, is_component: bool | None
     return node[own]
 
 
-def _with_objects(cfg: CfgNode, value: Any, key: str = "") -> Any:
+def _with_objects(cfg: CfgNode, value: object, key: str = "") -> Any:
     """Return keys and values with an :class:`ObjectName` for each object in the place of a name."""
     if isinstance(value, Mapping):
         return {name: _with_objects(cfg, one, f"{key}.{name}".lstrip(".")) for name, one in value.items()}
@@ -163,17 +163,17 @@ def _with_objects(cfg: CfgNode, value: Any, key: str = "") -> Any:
     name = ObjectName(value)
     if f"{key}.NAME" in dict(cfg.walk()):
         return {"NAME": name}
-    return name if "COLLATE_FN" in key or args_key(key.split(".")[-1]) else value
+    return name if args_key(key.split(".")[-1]) else value
 
 
-def _entry(value: Any, own_name: str = "") -> str | dict[str, Any]:
+def _entry(value: object, own_name: str = "") -> str | dict[str, Any]:
     name, args = _named(value)
     own_name = own_name or (value.get("AS", "") if isinstance(value, Mapping) else "")
     entry = {"NAME": name, **({"ARGS": args} if args else {}), **({"AS": own_name} if own_name else {})}
     return entry if len(entry) > 1 else name
 
 
-def _entries(values: Any) -> list[Any]:
+def _entries(values: object) -> list[Any]:
     """Return the entries for one component or several."""
     if isinstance(values, Mapping) and "NAME" not in values:
         raise ConfigError('expected a list such as ["EMA"] or [{"NAME": "EMA", "ARGS": {...}}], not a dict')
@@ -184,7 +184,7 @@ def _entries(values: Any) -> list[Any]:
     return [_entry(value) for value in values if value is not None]
 
 
-def _rows(data: Any) -> Any:
+def _rows(data: object) -> object:
     """Return a data set for a tuple of tensors or arrays with one row per sample; other data as it is.
 
     Beside a tensor or an array, lists of numbers and columns of tables will do.
@@ -198,7 +198,7 @@ def _rows(data: Any) -> Any:
     return ArrayDataset(*map(torch.as_tensor, parts))
 
 
-def _set_train_data(cfg: CfgNode, data: Any, batch_size: int | None) -> None:
+def _set_train_data(cfg: CfgNode, data: object, batch_size: int | None) -> None:
     """Set ``DATASETS.TRAIN``, and the batch size if it is a loader's own."""
     if (isinstance(data, Mapping) and "NAME" not in data) or (
         isinstance(data, list) and data and all(isinstance(part, torch.Tensor | np.ndarray) for part in data)
@@ -213,14 +213,14 @@ def _set_train_data(cfg: CfgNode, data: Any, batch_size: int | None) -> None:
             cfg.DATALOADER.BATCH_SIZE = own * comm.get_data_size()
 
 
-def test_entries(data: Any) -> list[Any]:
+def test_entries(data: object) -> list[Any]:
     """Return the entries of ``DATASETS.TEST`` for test data: one data set or loader, or several by name."""
     if isinstance(data, Mapping) and "NAME" not in data:
         return [_entry(_rows(one), str(name)) for name, one in data.items()]
     return [_entry(_rows(data), "" if isinstance(data, str | Mapping) else "test")]
 
 
-def _set_optimizer(cfg: CfgNode, optimizer: Any, lr: float | None) -> None:
+def _set_optimizer(cfg: CfgNode, optimizer: object, lr: float | None) -> None:
     """Set ``SOLVER.OPTIMIZER``, and the learning rate if it is the optimizer's own."""
     if isinstance(optimizer, list | tuple):
         raise ConfigError("several optimizers are named in the key SOLVER.OPTIMIZERS: pass them by config")
