@@ -458,7 +458,7 @@ CASES: dict[str, Case] = {
     "trainer/storage/histories": Case("rows", always({})),
     "trainer/storage/smoothing_hints": Case("error", always({})),
     "trainer/storage/number": Case("rows", always(0)),
-    "trainer/storage/written": Case("rows"),
+    "trainer/storage/written": Case("rows", always(None)),
     "trainer/hooks/FlopsCounter/total": Case("rows", always(0.0)),
     "trainer/hooks/FlopsCounter/flops": Case("rows", always(None)),
     "trainer/hooks/FlopsCounter/counted_for": Case("rows", absent),
