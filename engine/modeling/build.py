@@ -207,9 +207,10 @@ def model_summary(model: nn.Module) -> str:
     layers = list(model.named_children())
     rows = [("layer", "type", "parameters")]
     for name, layer in [*layers[:_MAX_ROWS], ("total", model)]:
-        parameters = list(layer.parameters())
-        total = sum(p.numel() for p in parameters)
-        trained = sum(p.numel() for p in parameters if p.requires_grad)
+        total = trained = 0
+        for parameter in layer.parameters():
+            total += parameter.numel()
+            trained += parameter.numel() * parameter.requires_grad
         rows.append((name, type(layer).__name__, f"{total:,}" + f" ({trained:,} trained)" * (trained != total)))
     if len(layers) > _MAX_ROWS:
         rows.insert(-1, (f"... and {len(layers) - _MAX_ROWS} more", "", ""))

@@ -105,7 +105,7 @@ class InputRule:
         forward = getattr(module, "forward", module)
         taken = parameters_of(partial(forward, optimizer=turn) if turn else forward)
         taken = taken or Parameters(any_position=True, any_keyword=True)
-        required = [name for name in taken.required if name in taken.positions]
+        required = set(taken.required) & set(taken.positions)
         # A model with train_step(batch) splits the batch there; its forward takes the inputs without the target.
         has_target = has_loss or (not training and callable(getattr(module, "train_step", None)))
         if training and has_target:
