@@ -22,15 +22,9 @@ class _Console(logging.Handler):
 
     def __init__(self, color: bool, rank: int) -> None:
         super().__init__(logging.INFO if rank == 0 else logging.ERROR)
-        try:
-            color = color and sys.stdout.isatty()
-        except (AttributeError, ValueError):  # none, one of a script's own, or closed
-            color = False
-        yellow, red, end = ("\033[33m", "\033[31m", "\033[0m") if color else ("", "", "")
-        level = f"%(asctime)s  {f'rank {rank}: ' if rank else ''}%(levelname)s: %(message)s{end}"
-        self._info, self._warning, self._error = (
-            logging.Formatter(line, "%H:%M:%S") for line in ("%(asctime)s  %(message)s", yellow + level, red + level)
-        )
+        self.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+        self._rank = f"rank {rank}: " if rank else ""
+        self._color = color
 
     def emit(self, record: logging.LogRecord) -> None:
         shown_in = getattr(record, "shown_in", "")
@@ -45,8 +39,12 @@ class _Console(logging.Handler):
             self.handleError(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        is_error, is_warning = record.levelno >= logging.ERROR, record.levelno >= logging.WARNING
-        line = (self._error if is_error else self._warning if is_warning else self._info).format(record)
+        line = super().format(record)
+        if record.levelno >= logging.WARNING:
+            time, _, message = line.partition("  ")
+            line = f"{time}  {self._rank}{record.levelname}: {message}"
+            if self._color and getattr(sys.stdout, "isatty", bool)():  # a script's own may have none
+                line = f"\033[{31 if record.levelno >= logging.ERROR else 33}m{line}\033[0m"
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # of the console, which may not have all letters
         return line.encode(encoding, "backslashreplace").decode(encoding)
 
