@@ -16,7 +16,7 @@ from ..modeling.adapters import ModelAdapter
 from ..modeling.clear_errors import describe, raise_clearer
 from ..modeling.outputs import predictions_of
 from .evaluator import Batch, DatasetEvaluator, Outputs, Results
-from .metrics import METRIC_REGISTRY, FunctionMetric, Loss, Metric, whole_states
+from .metrics import METRIC_REGISTRY, FunctionMetric, Loss, Metric, compute
 
 EVALUATOR_REGISTRY = Registry("EVALUATOR", DatasetEvaluator)
 """Evaluators for ``TEST.EVALUATOR.NAME``. They receive ``TEST.EVALUATOR.ARGS``, and ``cfg``, ``dataset_name``,
@@ -110,8 +110,7 @@ class MetricsEvaluator(DatasetEvaluator):
         results: Results = {}
         for name, metric in self.metrics.items():
             try:
-                with whole_states(metric):
-                    value = metric.compute()
+                value = compute(metric)
             except Exception as error:
                 error.add_note(f"in compute() of the metric {self.dataset_name}/{name}")
                 raise

@@ -4,8 +4,7 @@ They keep sums and counts on the device, so that batches do not wait for it. ``c
 is that of the whole data set, on any number of ranks.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -222,20 +221,18 @@ class FunctionMetric:
             return collect([list(batch) for batch in batches])
 
 
-@contextmanager
-def whole_states(metric: object) -> Iterator[None]:
-    """Let a metric of torchmetrics, and those that it contains, gather the states of all ranks whole.
+def compute(metric: Metric) -> Any:
+    """Return a metric's result over all ranks.
 
-    torchmetrics gathers lists entry by entry, which fails or hangs if the ranks' lists have different lengths.
+    A metric of torchmetrics, and those that it contains, gather their states whole. torchmetrics gathers lists entry by
+    entry, which fails or hangs if the ranks' lists have different lengths.
     """
-    if comm.get_world_size() == 1 or not isinstance(metric, nn.Module):
-        yield
-        return
-    ours: list[Any] = [one for one in metric.modules() if hasattr(one, "_sync_dist") and _gathers_by_default(one)]
+    modules = metric.modules() if isinstance(metric, nn.Module) and comm.get_world_size() > 1 else ()
+    ours: list[Any] = [one for one in modules if hasattr(one, "_sync_dist") and _gathers_by_default(one)]
     for one in ours:
         one._sync_dist = partial(_sync_states, one)
     try:
-        yield
+        return metric.compute()
     finally:
         for one in ours:
             del one._sync_dist
