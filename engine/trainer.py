@@ -206,49 +206,36 @@ class Trainer(DefaultTrainer):
             raise ConfigError("predict(): metrics are those of all samples; leave out stream=True")
         self._load_weights()
         with rng_of_training(), trained_loss(self, self.cfg if data is None else self._config_of(data)) as cfg:
-            return self._predict(cfg, targets, metrics, stream, ignore_keys, generate, pad_value)
-
-    def _predict(
-        self,
-        cfg: CfgNode,
-        targets: bool,
-        metrics: bool,
-        stream: bool,
-        ignore_keys: Sequence[str],
-        generate: bool,
-        pad_value: float | None,
-    ) -> Any:
-        """See :meth:`predict`; ``cfg`` has the data."""
-        names = [name_of(entry) for entry in cfg.DATASETS.TEST]
-        if len(names) != 1:
-            raise ConfigError(f"predict(): pass one data set; the test data is {', '.join(names) or 'empty'}")
-        evaluator = self.build_evaluator(cfg, names[0]) if metrics else None
-        asking: Any = SimpleNamespace(generates=generate) if evaluator is None else evaluator
-        if generate and not getattr(asking, "generates", False):
-            raise ConfigError("predict(): generate=True with metrics needs a metric that has generates = True")
-        loader, predict = self.build_test_loader(cfg, names[0]), predictor(self.adapter, asking, cfg.TEST.GENERATE)
-        batches = super().predict(check_same_length(loader, "predict()"), with_batches=True, predict=predict)
-        if stream:
-            return self._stream(batches, targets, ignore_keys)
-        if evaluator is not None:
-            evaluator.reset()
-        outputs, labels = [], []
-        for batch, output in batches:
+            names = [name_of(entry) for entry in cfg.DATASETS.TEST]
+            if len(names) != 1:
+                raise ConfigError(f"predict(): pass one data set; the test data is {', '.join(names) or 'empty'}")
+            evaluator = self.build_evaluator(cfg, names[0]) if metrics else None
+            asking: Any = SimpleNamespace(generates=generate) if evaluator is None else evaluator
+            if generate and not getattr(asking, "generates", False):
+                raise ConfigError("predict(): generate=True with metrics needs a metric that has generates = True")
+            loader, predict = self.build_test_loader(cfg, names[0]), predictor(self.adapter, asking, cfg.TEST.GENERATE)
+            batches = super().predict(check_same_length(loader, "predict()"), with_batches=True, predict=predict)
+            if stream:
+                return self._stream(batches, targets, ignore_keys)
             if evaluator is not None:
-                evaluator.process(batch, output)
-            if targets:
-                labels.append(move_to_device(self.adapter.targets(batch), "cpu"))
-            output = predictions_of(asking.generated if generate else output, ignore_keys)
-            outputs.append(move_to_device(output, "cpu"))
-        joined = collect(outputs, pad_value=pad_value)
-        if not targets and evaluator is None:
-            return joined
-        results = comm.broadcast_object(evaluator.evaluate() or {}) if evaluator is not None else {}
-        return Predictions(
-            joined,
-            collect(labels, pad_value=None if pad_value is None else -100) if targets else None,
-            results.get(names[0], results),
-        )
+                evaluator.reset()
+            outputs, labels = [], []
+            for batch, output in batches:
+                if evaluator is not None:
+                    evaluator.process(batch, output)
+                if targets:
+                    labels.append(move_to_device(self.adapter.targets(batch), "cpu"))
+                output = predictions_of(asking.generated if generate else output, ignore_keys)
+                outputs.append(move_to_device(output, "cpu"))
+            joined = collect(outputs, pad_value=pad_value)
+            if not targets and evaluator is None:
+                return joined
+            results = comm.broadcast_object(evaluator.evaluate() or {}) if evaluator is not None else {}
+            return Predictions(
+                joined,
+                collect(labels, pad_value=None if pad_value is None else -100) if targets else None,
+                results.get(names[0], results),
+            )
 
     def _stream(self, batches: Iterable[Any], targets: bool, ignore_keys: Sequence[str]) -> Iterator[Any]:
         for batch, output in batches:
