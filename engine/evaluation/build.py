@@ -157,8 +157,9 @@ def build_metrics(cfg: CfgNode) -> dict[str, Metric]:
     metrics: dict[str, Metric] = {}
     for i, (entry, metric) in enumerate(zip(cfg.TEST.METRICS, METRICS_KEY.build(cfg), strict=True)):
         if not isinstance(metric, Metric):  # a function
-            call = partial(metric)
-            metric = FunctionMetric(call.func, call.keywords, cfg.TEST.GENERATE.get("pad_token_id", 0))
+            has_names = isinstance(metric, partial) and not metric.args
+            function, args = (metric.func, metric.keywords) if has_names else (metric, {})
+            metric = FunctionMetric(function, args, cfg.TEST.GENERATE.get("pad_token_id", 0))
         given = entry.get("AS") if isinstance(entry, Mapping) else None
         result = given or default_name(metric)
         if result in metrics:

@@ -183,7 +183,8 @@ class FunctionMetric:
     def __init__(
         self, function: Callable[..., Any], args: Mapping[str, object] | None = None, pad_value: float = 0
     ) -> None:
-        self.name: str = function.__name__
+        named = getattr(function, "func", function)  # of a partial
+        self.name: str = getattr(named, "__name__", type(named).__name__)
         self.generates = getattr(function, "generates", False)
         self._pad_value = pad_value if self.generates else None
         self._function = function

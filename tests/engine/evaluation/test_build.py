@@ -1,8 +1,11 @@
+import functools
+
 import pytest
 import torch
 from torch import nn
 
 from hookline.config import ConfigError, get_cfg
+from hookline.config.values import ObjectName
 from hookline.engine import check_config
 from hookline.engine.evaluation import (
     EVALUATOR_REGISTRY,
@@ -141,6 +144,23 @@ def test_a_function_of_all_predictions_and_targets_is_a_metric():
     check_config(cfg)
     expected = {"error_rate": 1.0, "first": 1.0, "count": 3, "again": {"first": 1.0, "count": 3}}
     assert evaluate(cfg, THREE) == {"val": expected}
+
+
+def weighted(weight, predictions, targets):
+    return weight * len(targets)
+
+
+class Counting:
+    def __call__(self, predictions, targets):
+        return len(targets)
+
+
+counting = Counting()
+
+
+def test_any_callable_of_predictions_and_targets_is_a_metric():
+    cfg = make_cfg([ObjectName(functools.partial(weighted, 2.0)), f"{__name__}:counting"])
+    assert evaluate(cfg, THREE) == {"val": {"weighted": 6.0, "Counting": 3}}
 
 
 def test_batches_of_several_shapes_are_lists():
