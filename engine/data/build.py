@@ -175,7 +175,12 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> Any:
     """
     batch_size = cfg.DATALOADER.TEST_BATCH_SIZE or cfg.DATALOADER.BATCH_SIZE
     total, limit = batch_size * comm.get_data_size(), cfg.DATALOADER.LIMIT_TEST_BATCHES
-    seed, dataset = max(cfg.SEED, 0), _test_data(cfg, dataset_name)
+    seed = max(cfg.SEED, 0)
+    if cfg.DATALOADER.OVERFIT_BATCHES and cfg.DATASETS.TRAIN:
+        dataset = _training_data(cfg)[1]  # the samples that are trained on
+    else:
+        entries = {name_of(entry): (entry, f"DATASETS.TEST[{i}]") for i, entry in enumerate(cfg.DATASETS.TEST)}
+        dataset = get_dataset(*entries.get(dataset_name, (dataset_name, "DATASETS.TEST")))
     if is_loader(dataset):
         loader = use_loader(dataset, "DATASETS.TEST")
     elif isinstance(dataset, IterableDataset):
@@ -185,16 +190,6 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> Any:
         batches = BatchSampler(InferenceSampler(size), batch_size, drop_last=False)
         return SeededLoader(dataset, seed=seed, batch_sampler=batches, **_options(cfg, dataset))
     return LimitedLoader(loader, limit) if limit else loader
-
-
-def _test_data(cfg: CfgNode, name: str) -> Any:
-    """Build a test set. With OVERFIT_BATCHES it is the samples that are trained on."""
-    if cfg.DATALOADER.OVERFIT_BATCHES and cfg.DATASETS.TRAIN:
-        return _training_data(cfg)[1]
-    for i, entry in enumerate(cfg.DATASETS.TEST):
-        if name_of(entry) == name:
-            return get_dataset(entry, f"DATASETS.TEST[{i}]")
-    return get_dataset(name, "DATASETS.TEST")
 
 
 def check_same_length(loader: Any, key: str) -> Any:
