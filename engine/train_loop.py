@@ -188,11 +188,11 @@ class TrainerBase(WithHooks):
         if loop.sync is not None:
             loop.sync.end_step(self)
         for request, event in _PHASES:
-            asked = request in requests
-            if asked or (hooks.listeners[event] and request != "eval"):
+            if request in requests:
                 hooks.call(event)
-                if asked:
-                    requests.discard(request)
+                requests.discard(request)
+            elif hooks.listeners[event] and request != "eval":
+                hooks.call(event)
 
     def after_train(self) -> None:
         """End the run: call ``after_train`` of all hooks, write the last metrics, and save unless a step failed."""
