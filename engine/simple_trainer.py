@@ -150,10 +150,10 @@ class SimpleTrainer(TrainerBase):
 
     def add_missing_parts(self) -> None:
         """Do the work of ``__init__`` for a subclass that sets its parts itself. What it has set stays."""
-        own = dict(vars(self))
-        data_loader = self.data_loader if "batches" in own else iter(())
-        SimpleTrainer.__init__(self, own.get("model", nn.Identity()), data_loader, own.get("optimizer", ()))
-        vars(self).update(own)
+        given = dict(vars(self))
+        data_loader = self.data_loader if "batches" in given else iter(())
+        SimpleTrainer.__init__(self, given.get("model", nn.Identity()), data_loader, given.get("optimizer", ()))
+        vars(self).update(given)
 
     # ------------------------------------------------------------------ the step
 

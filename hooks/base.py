@@ -210,7 +210,7 @@ def check_hooks(hooks: Sequence[HookBase]) -> None:
     """
     for index, hook in enumerate(hooks):
         name = type(hook).__name__
-        for place, earlier in enumerate(hooks[:index]):
+        for number, earlier in enumerate(hooks[:index]):
             other = type(earlier).__name__
             if earlier is hook:
                 raise HookOrderError(f"hook {hook!r} is registered twice; create a second one")
@@ -231,7 +231,7 @@ def check_hooks(hooks: Sequence[HookBase]) -> None:
             else:
                 continue
             raise HookOrderError(
-                f"hook {name} (number {index}) must be registered before {other} (number {place}), as "
+                f"hook {name} (number {index}) must be registered before {other} (number {number}), as "
                 f"{declared} declares"
             )
 
