@@ -37,7 +37,7 @@ class Registry:
         kind: a class, or a tuple of classes, that entries build instances of. Default: any.
         hint: ends the message about a function that returns something else.
         function_of: a function with this many required positional parameters, without those in its arguments, is the
-            component itself, and not one that builds it: 2 for a loss of outputs and targets. 0: none is.
+            component itself, and not one that builds it: 2 for a loss of outputs and targets. 1: any is. 0: none is.
         by_name: further arguments that such a function is called with if it names them.
     """
 
@@ -186,8 +186,12 @@ class Registry:
     def _is_itself(self, target: Any, args: _Arguments) -> bool:
         """Whether a function is the component, and does not build it."""
         number = self._function_of
-        taken = parameters_of(target) if number and not isinstance(target, type) else None
-        return taken is not None and len(set(taken.positions[:number]).intersection(taken.required) - {*args}) == number
+        if not number or isinstance(target, type) or isinstance(getattr(target, "__self__", None), ObjectName):
+            return False
+        taken = parameters_of(target)
+        if number == 1 or taken is None:
+            return True
+        return len(set(taken.positions[:number]).intersection(taken.required) - {*args}) == number
 
     def _import(self, name: str, prefix: str) -> Any:
         if is_object_text(name):

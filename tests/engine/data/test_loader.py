@@ -283,6 +283,22 @@ def test_rows_pairs_and_single_tensors_are_padded():
     assert pad_collate([torch.ones(1), torch.ones(2)]).tolist() == [[1, 0], [1, 1]]
 
 
+@pytest.mark.parametrize("name", ["torch:stack", f"{__name__}:first_of"])
+def test_a_collate_function_may_have_any_signature(name):
+    cfg = get_cfg()
+    cfg.merge_from_list(["MODEL.DEVICE", "cpu", "DATASETS.TRAIN", [f"{__name__}:vectors"], "DATALOADER.BATCH_SIZE", 3])
+    cfg.merge_from_list(["DATALOADER.COLLATE_FN.NAME", name])
+    assert next(iter(build_train_loader(cfg))).shape[-1] == 2
+
+
+def vectors():
+    return [torch.ones(2)] * 6
+
+
+def first_of(*samples):
+    return samples[0][0]
+
+
 def test_a_collate_function_gets_samples_also_of_data_that_returns_batches():
     cfg = get_cfg()
     cfg.merge_from_list(["MODEL.DEVICE", "cpu", "DATASETS.TRAIN", ["rows"], "DATALOADER.BATCH_SIZE", 3])
