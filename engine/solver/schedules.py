@@ -94,8 +94,8 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer | OptimizerList) -> An
         )
     mode = {"mode": _plateau_mode(cfg)} if isinstance(target, type) and issubclass(target, ReduceLROnPlateau) else {}
     schedule = SCHEDULE_KEY.build(cfg, optimizer, **mode)
-    is_factor = isinstance(schedule, ParamScheduler)
-    if not isinstance(schedule, LR_SCHEDULER_REGISTRY.kind):
+    is_factor = not _takes_optimizer(target)
+    if is_factor and not isinstance(schedule, ParamScheduler):
         raise ConfigError(
             f"SOLVER.LR_SCHEDULER_NAME: {solver.LR_SCHEDULER_NAME!r} must be a torch LRScheduler class, or return "
             f"a fvcore ParamScheduler; it returned {schedule!r}"
