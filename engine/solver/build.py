@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from ...config import CfgNode, ConfigError, Registry, suggest
 from ...config.components import ComponentKey
-from ...config.values import ObjectName
+from ...config.values import ObjectName, kind_of
 from ...hooks.common import is_sharded, start_momentum
 from .clipping import maybe_add_gradient_clipping
 from .multi_optimizer import OptimizerList, parameters_of_parts, solver_parts
@@ -77,6 +77,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Any:
 def _check_given(cfg: CfgNode, model: nn.Module, name: ObjectName) -> Optimizer:
     """Return the optimizer that the config holds itself, in place of a name."""
     optimizer: Optimizer = name.value
+    _check_optimizer(cfg)
     by = f"{name}, which has its own groups: pass its class and arguments"
     warn_of_unused(cfg, ("PARAM_GROUPS", "BIAS_LR_FACTOR"), by)
     parameters = set(model.parameters())
@@ -164,7 +165,7 @@ def _check_optimizer(cfg: CfgNode) -> Any:
         raise ConfigError(
             "SOLVER.OPTIMIZER.ARGS.lr: set the learning rate with SOLVER.BASE_LR, so that the schedule knows it"
         )
-    target = OPTIMIZER_REGISTRY.get(name, "SOLVER.OPTIMIZER.NAME")
+    target = kind_of(OPTIMIZER_REGISTRY.get(name, "SOLVER.OPTIMIZER.NAME"))
     step = inspect.signature(target.step).parameters if isinstance(target, type) and hasattr(target, "step") else {}
     if "closure" in step and step["closure"].default is inspect.Parameter.empty:  # as torch's LBFGS
         raise ConfigError(

@@ -522,7 +522,7 @@ OTHER = torch.optim.SGD(Net().parameters(), lr=0.1)
     [
         ({"optimizer": [1, 2]}, r"SOLVER\.OPTIMIZERS"),
         ({"optimizer": OTHER}, "parameter of the model"),
-        ({"optimizer": torch.optim.LBFGS(Net().parameters())}, "LBFGS"),
+        ({"optimizer": torch.optim.LBFGS(Net().parameters())}, "LBFGS calls the model several times in a step"),
         ({"lr_scheduler": StepLR(OTHER, 1)}, "another optimizer"),
         ({"test": {"a/b": points(4)}}, "test_data.*'a/b'"),
         ({"train": DataLoader(points(), 4)}, "train_data"),
