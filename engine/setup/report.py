@@ -39,7 +39,7 @@ class DescribedTrainer(TrainerProtocol, Protocol):
     def replay_command(self, iteration: int) -> str: ...
 
 
-_PERIODS = (("SOLVER", "CHECKPOINT_PERIOD"), ("TEST", "EVAL_PERIOD"), ("LOG", "PERIOD"))
+_LENGTHS = ("SOLVER.WARMUP_ITERS", "SOLVER.CHECKPOINT_PERIOD", "TEST.EVAL_PERIOD", "LOG.PERIOD")
 
 
 def describe_environment() -> str:
@@ -87,10 +87,10 @@ def _hooks(trainer: DescribedTrainer) -> str:
 
 
 def _lengths(trainer: DescribedTrainer) -> str:
-    cfg, epoch = trainer.cfg, trainer.iters_per_epoch
+    values, epoch = trainer.cfg.flatten(), trainer.iters_per_epoch
     lines = [f"  epoch: {epoch} iterations" if epoch else "  epoch: of unknown length"]
-    lines += [f"  SOLVER.MAX_ITER: {trainer.max_iter} iterations", f"  SOLVER.WARMUP_ITERS: {cfg.SOLVER.WARMUP_ITERS}"]
-    lines += [f"  {section}.{name}: {cfg[section][name] or 'never'}" for section, name in _PERIODS]
+    lines += [f"  SOLVER.MAX_ITER: {trainer.max_iter} iterations"]
+    lines += [f"  {key}: {values[key] or 'never'}" for key in _LENGTHS]
     return "\n".join(lines)
 
 
