@@ -82,6 +82,8 @@ _C.MODEL.SYNC_BATCHNORM = False
 # Submodules that recompute their activations in the backward pass, to save memory: their names ("blocks.0",
 # "blocks.*") or class names ("TransformerBlock").
 _C.MODEL.ACTIVATION_CHECKPOINTING = []
+# Results in them that are kept, for less work and more memory: "matmul" (matrix products), "attention".
+_C.MODEL.ACTIVATION_CHECKPOINTING_KEEP = []
 # torch.compile the model, with these arguments. The first steps are slow. MODULES: compile only these submodules (as
 # above), each on its own: the equal blocks of a deep model are compiled once.
 _C.MODEL.COMPILE = CN()

@@ -102,7 +102,8 @@ def build_model(cfg: CfgNode) -> nn.Module:
     if comm.get_world_size() == 1 or not build_strategy(cfg).shards_weights:
         model = model.to(device)
     wanted = cfg.MODEL
-    if wanted.COMPILE.ENABLED or wanted.CHANNELS_LAST or wanted.SYNC_BATCHNORM or wanted.ACTIVATION_CHECKPOINTING:
+    recomputes = wanted.ACTIVATION_CHECKPOINTING or wanted.ACTIVATION_CHECKPOINTING_KEEP
+    if wanted.COMPILE.ENABLED or wanted.CHANNELS_LAST or wanted.SYNC_BATCHNORM or recomputes:
         model = apply_model_options(cfg, model, device)
     return model
 

@@ -1,6 +1,7 @@
 """Options of ``MODEL`` for a built model: batch norm, memory format, activation checkpointing, compilation."""
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -9,14 +10,21 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from ...config import CfgNode, ConfigError
+from ...config.errors import suggest
 from ...config.signatures import bind
 from ...hooks.common import describe_no_match, matches
 from .. import comm
 
 logger = logging.getLogger(__name__)
+
+# Operations by the words of MODEL.ACTIVATION_CHECKPOINTING_KEEP. Not those in place: their results change later.
+_KEPT = {
+    "matmul": re.compile(r"aten\.(mm|addmm|bmm|baddbmm|_scaled_mm|_grouped_mm)\.default"),
+    "attention": re.compile(r".*(attention|attn)"),  # torch's kernels, flex_attention, and those of flash_attn
+}
 
 
 def apply_model_options(cfg: CfgNode, model: nn.Module, device: torch.device) -> nn.Module:
@@ -36,7 +44,9 @@ def apply_model_options(cfg: CfgNode, model: nn.Module, device: torch.device) ->
         if not any(parameter.dim() == 4 for parameter in model.parameters()):
             logger.warning("MODEL.CHANNELS_LAST does nothing: %s has no 2d convolutions", type(model).__name__)
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    checkpoint_activations(model, cfg.MODEL.ACTIVATION_CHECKPOINTING)
+    checkpoint_activations(
+        model, cfg.MODEL.ACTIVATION_CHECKPOINTING, keep=tuple(cfg.MODEL.ACTIVATION_CHECKPOINTING_KEEP)
+    )
     if cfg.MODEL.COMPILE.ENABLED:
         bind(torch.compile, cfg.MODEL.COMPILE.ARGS, positional=(None,), key="MODEL.COMPILE.ARGS", label="torch.compile")
         modules = outermost_matches(model, cfg.MODEL.COMPILE.MODULES, "MODEL.COMPILE.MODULES") or [model]
@@ -52,7 +62,10 @@ def apply_model_options(cfg: CfgNode, model: nn.Module, device: torch.device) ->
 
 
 def checkpoint_activations(
-    model: nn.Module, patterns: Sequence[str], key: str = "MODEL.ACTIVATION_CHECKPOINTING"
+    model: nn.Module,
+    patterns: Sequence[str],
+    key: str = "MODEL.ACTIVATION_CHECKPOINTING",
+    keep: Sequence[str] = (),
 ) -> None:
     """Make submodules recompute their activations in the backward pass.
 
@@ -64,13 +77,22 @@ def checkpoint_activations(
         patterns: names of submodules or classes; see :func:`outermost_matches`. Submodules of a checkpointed submodule
             are not checkpointed again.
         key: the config key of ``patterns``, for messages.
+        keep: results that are kept and not computed again: "matmul" (matrix products), "attention" (fused attention,
+            unless it has dropout, whose random numbers would be missing in the second run).
 
     Raises:
-        ConfigError: a pattern matches nothing, or what it matches is never called.
+        ConfigError: a pattern matches nothing, or what it matches is never called; a word of ``keep`` is unknown, or
+            there are no patterns for it.
     """
+    for word in keep:
+        if str(word) not in _KEPT:
+            hint = suggest(str(word), _KEPT) or f"; use {' or '.join(map(repr, _KEPT))}"
+            raise ConfigError(f"{key}_KEEP: there are no operations {word!r}{hint}")
+    if keep and not patterns:
+        raise ConfigError(f"{key}_KEEP does nothing: {key} names no submodules")
     for child in outermost_matches(model, patterns, key):
         # On the instance: the class stays. A partial and not a closure: its deep copy refers to the copied module.
-        child.forward = partial(_checkpointed, child, vars(child).get("forward"))
+        child.forward = partial(_checkpointed, child, vars(child).get("forward"), tuple(keep))
 
 
 def outermost_matches(model: nn.Module, patterns: Sequence[str], key: str) -> list[nn.Module]:
@@ -102,19 +124,43 @@ def outermost_matches(model: nn.Module, patterns: Sequence[str], key: str) -> li
     return [child for name, child in chosen.items() if not any(name.startswith(f"{outer}.") for outer in chosen)]
 
 
-def _checkpointed(module: nn.Module, other: Any, *args: Any, **kwargs: Any) -> Any:
+def _checkpointed(module: nn.Module, other: Any, keep: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
     """The checkpointed ``forward`` of a module. ``other``: another wrapper's forward, or None."""
     forward = other or partial(type(module).forward, module)
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    if torch.compiler.is_compiling():  # a compiled graph updates statistics once
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=partial(_contexts, module), **kwargs)
+    contexts: dict[str, Any] = {}
+    if not torch.compiler.is_compiling():  # a compiled graph updates statistics once
+        contexts = {"context_fn": partial(_contexts, module, keep)}
+    elif keep:
+        contexts = {"context_fn": partial(create_selective_checkpoint_contexts, partial(_policy, keep))}
+    return checkpoint(forward, *args, use_reentrant=False, **contexts, **kwargs)
 
 
-def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def _contexts(
+    module: nn.Module, keep: tuple[str, ...]
+) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
     """Return the contexts of the first and the second run, whose statistics do not count."""
-    return nullcontext(), copied_buffers([m for m in module.modules() if isinstance(m, _NormBase) and m.training])
+    statistics = copied_buffers([m for m in module.modules() if isinstance(m, _NormBase) and m.training])
+    if not keep:
+        return nullcontext(), statistics
+    first, second = create_selective_checkpoint_contexts(partial(_policy, keep))
+    return first, _both(statistics, second)
+
+
+@contextmanager
+def _both(outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> Iterator[None]:
+    with outer, inner:
+        yield
+
+
+def _policy(keep: tuple[str, ...], _: object, operation: Any, *args: object, **kwargs: object) -> CheckpointPolicy:
+    """Decide for torch whether the result of an operation is kept."""
+    if any(_KEPT[word].match(str(operation)) for word in keep):
+        names = [argument.name for argument in operation._schema.arguments] if hasattr(operation, "_schema") else []
+        if not {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p"):
+            return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @contextmanager

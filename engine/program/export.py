@@ -221,7 +221,7 @@ def export_program(cfg: CfgNode, output: str | os.PathLike[str], format: str = "
     cfg = cfg.thawed()
     # These only make training faster or smaller.
     cfg.MODEL.COMPILE.ENABLED = cfg.MODEL.CHANNELS_LAST = False
-    cfg.MODEL.ACTIVATION_CHECKPOINTING = []
+    cfg.MODEL.ACTIVATION_CHECKPOINTING = cfg.MODEL.ACTIVATION_CHECKPOINTING_KEEP = []
     model = build_model(cfg).eval()
     rest = load_weights(cfg, model)
     example = _example(cfg, model)

@@ -62,6 +62,8 @@ MODEL = [
     ("MODEL: {LOSS: {ARGS: {smoothing: 0.1}}}", "takes no argument 'smoothing'; did you mean 'label_smoothing'?"),
     ("MODEL: {LOSS: CrossEntropyLoss}", "MODEL.LOSS: expected a mapping of keys, got 'CrossEntropyLoss' (str); set"),
     ("MODEL: {ACTIVATION_CHECKPOINTING: ['blocks.*']}", "MLP has no submodule and no class that matches 'blocks.*'"),
+    ("MODEL: {ACTIVATION_CHECKPOINTING_KEEP: [matmull]}", "no operations 'matmull'; did you mean 'matmul'?"),
+    ("MODEL: {ACTIVATION_CHECKPOINTING_KEEP: [matmul]}", "does nothing: MODEL.ACTIVATION_CHECKPOINTING names no subm"),
     ("MODEL: {DEVICE: gpu}", 'unknown device \'gpu\'; use "auto", "cpu", "cuda", "cuda:N" or "mps"'),
 ]
 DATA = [

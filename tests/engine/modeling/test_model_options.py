@@ -3,10 +3,11 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import comm
-from hookline.engine.modeling import MLP, ConvNet, ModelAdapter, build_model, checkpoint_activations
+from hookline.engine.modeling import GPT, MLP, ConvNet, ModelAdapter, build_model, checkpoint_activations
 from hookline.engine.modeling.model_options import apply_model_options
 
 
@@ -78,6 +79,65 @@ def test_a_copy_runs_its_own_weights():
     assert not other(torch.randn(3, 4)).any()
     assert all(p.grad is not None for p in other.parameters())
     assert all(p.grad is None for p in model.parameters())
+
+
+@torch.library.custom_op("hookline_tests::attention", mutates_args=())
+def attention(x: torch.Tensor, dropout_p: float) -> torch.Tensor:
+    """Draws its own random numbers, as fused kernels of GPUs do."""
+    return x * (torch.rand(x.shape) > dropout_p) if dropout_p else x.clone()
+
+
+attention.register_autograd(
+    lambda ctx, grad: (grad * (ctx.saved_tensors[0] != 0), None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
+)
+
+
+class Attending(nn.Module):
+    """Has products and statistics before, and random numbers after an attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(16, 16), nn.BatchNorm1d(16)
+
+    def forward(self, x):
+        x = attention(self.norm(self.linear(x.mean(2)).relu()), 0.5)
+        return nn.functional.dropout(attention(x, 0.0), 0.5)
+
+
+class Calls(TorchDispatchMode):
+    """Counts the matrix products and attentions of forward and backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = {"matmul": 0, "attention": 0}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts["matmul"] += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
+        self.counts["attention"] += "attention" in str(func) and "backward" not in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("keep", [["matmul"], ["attention"], ["matmul", "attention"]])
+def test_kept_results_are_not_computed_again_and_gradients_are_equal(keep):
+    torch.manual_seed(0)
+    plain = nn.Sequential(GPT(16, 8, 8, depth=2, heads=2, dropout=0.1), Attending())
+    models = {"plain": plain, "all": copy.deepcopy(plain), "some": copy.deepcopy(plain)}
+    checkpoint_activations(models["all"], ["TransformerBlock", "Attending"])
+    checkpoint_activations(models["some"], ["TransformerBlock", "Attending"], keep=keep)
+    results, counts = [], {}
+    for name, model in models.items():
+        torch.manual_seed(1)
+        with Calls() as calls:
+            model(torch.arange(16).view(2, 8)).square().sum().backward()
+        results.append([*(p.grad for p in model.parameters()), *model.buffers()])
+        counts[name] = calls.counts
+    assert all(map(torch.equal, results[0], results[1]))
+    assert all(map(torch.equal, results[0], results[2]))
+    again = counts["plain"]["attention"] + 1  # the one with dropout is computed again
+    for word in ("matmul", "attention"):
+        expected = counts["all"][word] if word not in keep else again if word == "attention" else counts["plain"][word]
+        assert counts["some"][word] == expected
 
 
 # ---------------------------------------------------------------------------- MODEL.SYNC_BATCHNORM
