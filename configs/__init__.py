@@ -1,1 +1,1 @@
-"""Example configs, and the models, data and hooks that they name."""
+"""Example configs, and the models, data and hooks that they name. ``project/`` is what ``hookline new`` copies."""

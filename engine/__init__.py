@@ -8,10 +8,10 @@ with without_collecting():  # before the other imports, which import torch too
 from .. import hooks
 from ..command_line import config_errors_exit, default_argument_parser
 from ..hooks import *  # noqa: F403 (as detectron2.engine does)
-from .compat.amp_trainer import AMPTrainer
-from .compat.functions import create_ddp_model, default_writers
 from .defaults import DefaultTrainer
+from .detectron2_names import AMPTrainer, default_writers
 from .launch import DEFAULT_TIMEOUT, launch  # not later: the module has the name of the function
+from .parallel.ddp import create_ddp_model
 from .parallel.fsdp import FSDP2
 from .parallel.mesh import Mesh
 from .program.export import export_weights

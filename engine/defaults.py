@@ -29,10 +29,10 @@ from ..hooks.writers.periodic import smoothing_window
 from . import comm, differences
 from .checkpoint import checkpointer_for, unwrap_model
 from .checkpoint.resume_state import load_optimizer
-from .compat.inner_trainer import get_inner, set_inner
 from .data.build import NoTrainData, build_test_loader, build_train_loader, check_same_length
 from .evaluation import DatasetEvaluator, build_evaluator, evaluation_context, testing, verify_results
 from .evaluation.evaluator import initialized
+from .inner_trainer import get_inner, set_inner
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from .modeling.build import attached_to
 from .parallel.base import build_strategy, build_wrapped

@@ -49,7 +49,7 @@ def test_there_are_few_rooms():
         for path in (rooms.ROOT / top).rglob("*.py")
         if "__pycache__" not in path.parts
     }
-    assert len(folders) <= 22  # fewer, not more
+    assert len(folders) <= 20  # fewer, not more
 
 
 # Prints for each job of a default run how many functions and files of the project are entered, and how often control

@@ -64,7 +64,7 @@ def test_the_wheel_and_the_sdist_hold_the_package_and_nothing_else(wheel, built,
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = modules(tree / "src/hookline", "hookline") | {
-        "hookline/cli/project/config.yaml",
+        "hookline/configs/project/config.yaml",
         "hookline/py.typed",
     }
     for folder in ("config", "hooks", "engine", "configs"):

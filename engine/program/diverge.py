@@ -10,7 +10,7 @@ import numpy as np
 from ...config import CfgNode, ConfigError
 from ...config.defaults import differences, resolved
 from ..defaults import DefaultTrainer
-from ..options import named_trainer
+from .options import named_trainer
 from .recorder import Report
 from .repeat import Curves, compare_curves, curves_of, environment_of, find_checkpoint, replay_step
 from .samples import ranks_of

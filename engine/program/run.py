@@ -19,11 +19,11 @@ from ..defaults import DefaultTrainer
 from ..evaluation import format_results, prediction_rows, verify_results, write_predictions
 from ..evaluation.testing import sanity_check
 from ..launch import launch
-from ..options import check_options, merge_options
 from ..parallel.base import build_strategy
 from ..run import begin_run, default_setup
 from ..setup.check import check_config, overridden_builders
 from ..setup.report import describe_run
+from .options import check_options, merge_options
 
 
 def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | None = None) -> Any:

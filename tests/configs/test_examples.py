@@ -10,7 +10,11 @@ from hookline.config import get_cfg
 from hookline.engine import check_config
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = sorted(str(path.relative_to(ROOT / "configs")) for path in (ROOT / "configs").glob("*/*.yaml"))
+CONFIGS = sorted(
+    str(path.relative_to(ROOT / "configs"))
+    for path in (ROOT / "configs").glob("*/*.yaml")
+    if path.parent.name != "project"  # which "hookline new" copies
+)
 NEEDS = {"images": "PIL", "huggingface": "transformers", "digits": "sklearn", "tabular": "sklearn"}
 
 

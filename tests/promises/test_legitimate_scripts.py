@@ -13,7 +13,7 @@ from legitimate import CONFIG, Trainer, check, merged, set_up, train, usual
 from hookline.config import CfgNode as CN
 from hookline.config import get_cfg, set_global_cfg
 from hookline.engine import comm, default_argument_parser, default_setup, launch
-from hookline.engine.compat.utils import collect_env_info, setup_logger
+from hookline.engine.setup.utils import collect_env_info, setup_logger
 
 
 def test_the_usual_script(args):

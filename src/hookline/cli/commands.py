@@ -12,12 +12,13 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hookline.configs
 from hookline.command_line import PROCESSES, ArgumentParser, add_options
 
 if TYPE_CHECKING:  # takes time
     from hookline.config import CfgNode
 
-TEMPLATES = Path(__file__).parent / "project"
+TEMPLATES = Path(hookline.configs.__file__).parent / "project"
 
 _Run = Callable[[argparse.Namespace], int | None]
 _Argument = tuple[tuple[str, ...], dict[str, Any]]
@@ -85,7 +86,7 @@ def _arg(*names: str, **options: Any) -> _Argument:
 
 def _config(args: argparse.Namespace) -> "CfgNode":
     """Return the config of the options, with what a run needs."""
-    from hookline.engine.options import check_options, merge_options
+    from hookline.engine.program.options import check_options, merge_options
 
     cfg = merge_options(args)
     check_options(args, cfg)
@@ -105,7 +106,7 @@ _RUNS = "folders of runs, or folders that contain some"
 def train(args: argparse.Namespace) -> None:
     """Train the model that a config describes."""
     from hookline.engine import run
-    from hookline.engine.options import named_trainer
+    from hookline.engine.program.options import named_trainer
 
     run(named_trainer(args.trainer), args)
 
@@ -218,7 +219,7 @@ def replay(args: argparse.Namespace) -> None:
     Starts from the newest checkpoint before it. Writes RUN/replay_N/report.json.
     Runs the code of the parts that RUN/config.yaml names.
     """
-    from hookline.engine.options import named_trainer
+    from hookline.engine.program.options import named_trainer
     from hookline.engine.program.repeat import replay_in_ranks
 
     replay_in_ranks(args.run, args.iter, named_trainer(args.trainer), overrides=args.set)
@@ -304,7 +305,7 @@ def config(args: argparse.Namespace) -> None:
 def check_data(args: argparse.Namespace) -> int:
     """Read every sample of the data, and list those that fail."""
     from hookline.cli.check_data import check_all
-    from hookline.engine.options import merge_options
+    from hookline.engine.program.options import merge_options
 
     return check_all(merge_options(args), args.max)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hookline.config import get_cfg
-from hookline.engine.compat.functions import _try_get_key
-from hookline.engine.compat.utils import (
+from hookline.engine.detectron2_names import _try_get_key
+from hookline.engine.setup.utils import (
     PathHandler,
     PathManager,
     PicklableWrapper,

@@ -17,8 +17,8 @@ from torch.utils.collect_env import get_pretty_env_info
 
 import hookline
 
-from ..setup.logger import setup_logger as _setup_logger
-from ..setup.seeds import seed_all_rng as seed_all_rng
+from .logger import setup_logger as _setup_logger
+from .seeds import seed_all_rng as seed_all_rng
 
 #: torch's version as two ints, to compare with: ``TORCH_VERSION >= (2, 6)``.
 TORCH_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])

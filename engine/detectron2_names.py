@@ -1,12 +1,14 @@
-"""A trainer in mixed precision, with detectron2's arguments."""
+"""Names of ``detectron2.engine`` that only code written for it needs."""
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..simple_trainer import SimpleTrainer
+from ..hooks import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
+from .simple_trainer import SimpleTrainer
 
 
 class AMPTrainer(SimpleTrainer):
@@ -41,3 +43,36 @@ class AMPTrainer(SimpleTrainer):
         if self.log_grad_scaler and self.grad_scaler is not None:
             scale = self.grad_scaler._scale
             self.storage.put_scalar("[metric]grad_scaler", 1.0 if scale is None else scale, smoothing_hint=False)
+
+
+def default_writers(output_dir: str, max_iter: int | None = None) -> Sequence[EventWriter]:
+    """Return writers for the console, ``metrics.json`` and TensorBoard.
+
+    Args:
+        output_dir: folder of the files.
+        max_iter: the total number of iterations, for the ETA.
+    """
+    return [
+        CommonMetricPrinter(max_iter),
+        JSONWriter(os.path.join(output_dir, "metrics.json")),
+        TensorboardXWriter(output_dir=output_dir),
+    ]
+
+
+def _highlight(code: str, filename: str) -> str:
+    """Return YAML or Python code for a terminal: unchanged, since hookline does not color it."""
+    return code
+
+
+def _try_get_key(cfg: object, *keys: str, default: object = None) -> Any:
+    """Return the value of the first of some full keys, such as ``"train.seed"``, that a config of any kind has."""
+    for key in keys:
+        value = cfg
+        for part in key.split("."):
+            value = value[part] if isinstance(value, Mapping) and part in value else _MISSING
+        if value is not _MISSING:
+            return value
+    return default
+
+
+_MISSING = object()

@@ -3,12 +3,12 @@
 import argparse
 import os
 
-from ..config import CfgNode, ConfigError, get_cfg, locate
-from ..config.components import errors_at
-from .defaults import DefaultTrainer
-from .evaluation import check_metrics
-from .evaluation.build import EVALUATOR_KEY
-from .setup.check import overridden_builders
+from ...config import CfgNode, ConfigError, get_cfg, locate
+from ...config.components import errors_at
+from ..defaults import DefaultTrainer
+from ..evaluation import check_metrics
+from ..evaluation.build import EVALUATOR_KEY
+from ..setup.check import overridden_builders
 
 
 def merge_options(args: argparse.Namespace, cfg: CfgNode | None = None) -> CfgNode:

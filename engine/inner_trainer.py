@@ -4,8 +4,8 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from ..simple_trainer import SimpleTrainer
-from ..train_loop import TrainerBase
+from .simple_trainer import SimpleTrainer
+from .train_loop import TrainerBase
 
 # What a DefaultTrainer has built from its config, and an inner trainer of the same model was not given.
 _FROM_CONFIG = ("adapter", "loss_module", "device", "strategy", "_fast")

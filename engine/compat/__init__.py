@@ -1,1 +1,0 @@
-"""What code written for detectron2 needs and nothing else does."""
