@@ -4,7 +4,7 @@ import logging
 from collections.abc import Collection
 from contextlib import nullcontext
 
-from ...config import CfgNode, ConfigError, get_cfg, name_of
+from ...config import CfgNode, ConfigError, Duration, get_cfg, name_of
 from ...config.components import ComponentKey, errors_at
 from ...config.errors import misspelt
 from ...config.values import is_object_text
@@ -44,6 +44,7 @@ COMPONENT_KEYS: tuple[tuple[str, ComponentKey], ...] = (
     ("", HOOK_KEY),
     ("", WRITER_KEY),
 )
+_BUILT_IN = ("IterationTimer", "LRScheduler", "SignalHandler")  # hooks of every DefaultTrainer
 _BUILDERS = {*dict(COMPONENT_KEYS), "test"} - {""}
 
 
@@ -151,6 +152,9 @@ def _check_values(cfg: CfgNode) -> None:
         is_list = isinstance(expected, list | tuple) and len(expected) == 4
         if not (is_list and all(isinstance(number, int | float) for number in expected[2:])):
             raise ConfigError(f"TEST.EXPECTED_RESULTS: {expected!r} is not [set, metric, expected value, tolerance]")
+    for index, (name, _, _) in enumerate(HOOK_KEY.entries(cfg)):
+        if name in _BUILT_IN or (name == "TimeLimit" and Duration.parse(cfg.SOLVER.TIME_LIMIT)):
+            raise ConfigError(f"HOOKS[{index}]: this run already has a hook {name}; remove this one")
     resolve_device(cfg.MODEL.DEVICE)
     names = list(map(name_of, cfg.DATASETS.TEST))
     for name in names:

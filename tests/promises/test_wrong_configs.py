@@ -94,6 +94,7 @@ SOLVER = [
     ("SOLVER: {AMP: {ENABLED: True, DTYPE: fp16}}", "'fp16' is not one of 'bfloat16', 'float16'"),
 ]
 HOOKS = [
+    ("HOOKS: [LRScheduler]", "HOOKS[0]: this run already has a hook LRScheduler; remove this one"),
     ("HOOKS: [EarlyStoping]", "HOOKS[0].NAME: unknown hook 'EarlyStoping'; did you mean 'EarlyStopping'?"),
     ("HOOKS: {EMA: {decay: 0.9}}", "expected a list of components, got {'EMA': {'decay': 0.9}}; write [{NAME: ..., AR"),
     ("HOOKS: [{NAM: EMA}]", "a component here has the keys NAME, ARGS, not 'NAM'; did you mean 'NAME'?"),
@@ -103,7 +104,7 @@ HOOKS = [
     ("HOOKS: ['wrong_parts:Watcher']", "HOOKS[0].ARGS.every: Watcher needs the argument 'every', which is not given"),
     ("HOOKS: ['wrong_parts:NotAHook']", "'wrong_parts:NotAHook' cannot be the hook: it is not a subclass of HookBase"),
     ("HOOKS: ['wrong_parts:FailsToStart']", "HOOKS[0] (wrong_parts:FailsToStart): RuntimeError: no connection to the"),
-    ("HOOKS: [IterationTimer]", "there is a IterationTimer already, and there can be only one"),
+    ("HOOKS: [IterationTimer]", "HOOKS[0]: this run already has a hook IterationTimer; remove this one"),
     ("HOOKS: [{NAME: TimeLimit, ARGS: {limit: 2h}}]\nSOLVER: {TIME_LIMIT: 1h}", "TimeLimit"),
     ("HOOKS: [{NAME: EarlyStopping, ARGS: {metric: synthetic/acuracy}}]", "did you mean 'synthetic/accuracy'?"),
     ("LOG: {WRITERS: [Tensorboard]}", "unknown writer 'Tensorboard'; did you mean 'TensorboardXWriter'?"),
