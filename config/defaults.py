@@ -112,6 +112,10 @@ _C.DATALOADER.NUM_WORKERS = Typed(0, int, min=0, max=256)
 _C.DATALOADER.COLLATE_FN = CN()
 _C.DATALOADER.COLLATE_FN.NAME = ""
 _C.DATALOADER.COLLATE_FN.ARGS = CN(new_allowed=True)
+# The same for training data only, such as mixup. Empty: COLLATE_FN.
+_C.DATALOADER.TRAIN_COLLATE_FN = CN()
+_C.DATALOADER.TRAIN_COLLATE_FN.NAME = ""
+_C.DATALOADER.TRAIN_COLLATE_FN.ARGS = CN(new_allowed=True)
 # Batches in memory from which copies to a GPU overlap with computing. "auto": if MODEL.DEVICE is a GPU.
 _C.DATALOADER.PIN_MEMORY = Typed("auto", one_of("auto", True, False))
 # Batches that each worker reads ahead. 0: torch's default, 2.

@@ -40,13 +40,19 @@ class Trainer(DefaultTrainer):
         test_data: the same, with results named "test"; or several by name (DATASETS.TEST).
         optimizer: the optimizer (SOLVER.OPTIMIZER).
         lr: the learning rate (SOLVER.BASE_LR). Default: that of the optimizer's arguments, or the config's.
-        lr_scheduler: the schedule (SOLVER.LR_SCHEDULER_NAME). Default: a constant learning rate. There is no warm-up
-            unless ``config`` sets SOLVER.WARMUP_ITERS.
+        weight_decay: of all parameters but those of normalisation layers (SOLVER.WEIGHT_DECAY). Default: 0.0001.
+        lr_scheduler: the schedule (SOLVER.LR_SCHEDULER_NAME). Default: a constant learning rate.
+        warmup: length of the warm-up: iterations, "1ep", or a fraction of the run such as 0.1 (SOLVER.WARMUP_ITERS).
+            Default: none.
+        clip_norm: the largest norm of all gradients together (SOLVER.CLIP_GRADIENTS). Default: no clipping.
+        precision: "bf16" or "fp16": forward pass and loss run under autocast (SOLVER.AMP). Default: float32.
         loss: a function or module, called as ``loss(model(x), y)`` (MODEL.LOSS). Without it the model returns its
             losses.
         metrics: metrics of the test data: one, a list, or a dict by name (TEST.METRICS). Default: the loss.
         length: of the run, such as "10ep" or 1000 iterations (SOLVER.MAX_ITER).
         batch_size: samples of an update, over all ranks (DATALOADER.BATCH_SIZE).
+        accumulation_steps: micro-batches that a batch is cut into (SOLVER.ACCUMULATION_STEPS).
+        num_workers: processes that read data, for each rank (DATALOADER.NUM_WORKERS). Default: none but the rank.
         eval_period: period of evaluations, such as "1ep" (TEST.EVAL_PERIOD). The test data is also evaluated when
             the run is complete.
         monitor: the metric that decides, such as "test/accuracy" (CHECKPOINT.BEST.METRIC): ``model_best.pth`` has its
@@ -54,9 +60,10 @@ class Trainer(DefaultTrainer):
         monitor_mode: whether more ("max") or less ("min") is better. Default: as the metric's name says
             (CHECKPOINT.BEST.MODE).
         hooks: further hooks: one, or a list (HOOKS).
+        ema: the decay of an average of the weights, such as 0.999, which is evaluated (the hook EMA in HOOKS).
         output_dir: the run's folder (OUTPUT_DIR).
         seed: of all random numbers (SEED). Default: a random one, which is logged.
-        config: other keys: a mapping such as ``{"SOLVER.WARMUP_ITERS": 100}``, a config, or a YAML file. The arguments
+        config: other keys: a mapping such as ``{"LOG.PERIOD": 100}``, a config, or a YAML file. The arguments
             above have precedence; ARGS of the config are added to them. In a mapping, a key that names a
             component (``NAME``, an entry of HOOKS or TEST.METRICS) also takes a class, function or object.
 
@@ -81,15 +88,22 @@ class Trainer(DefaultTrainer):
         *,
         optimizer: Any = None,
         lr: float | None = None,
+        weight_decay: float | None = None,
         lr_scheduler: Any = None,
+        warmup: int | float | str | None = None,
+        clip_norm: float | None = None,
+        precision: Literal["bf16", "fp16"] | None = None,
         loss: Any = None,
         metrics: Any = None,
         length: int | str | None = None,
         batch_size: int | None = None,
+        accumulation_steps: int | None = None,
+        num_workers: int | None = None,
         eval_period: int | str | None = None,
         monitor: str | None = None,
         monitor_mode: Literal["max", "min", "auto"] | None = None,
         hooks: Any = (),
+        ema: float | None = None,
         output_dir: str | os.PathLike[str] | None = None,
         seed: int | None = None,
         config: Any = None,

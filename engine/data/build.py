@@ -28,6 +28,7 @@ from .stream import ShardedIterable, SplitLoader, StreamLoader
 logger = logging.getLogger(__name__)
 
 COLLATE_KEY = ComponentKey(COLLATE_REGISTRY, "DATALOADER.COLLATE_FN.NAME", offers=())
+TRAIN_COLLATE_KEY = ComponentKey(COLLATE_REGISTRY, "DATALOADER.TRAIN_COLLATE_FN.NAME", offers=())
 SAMPLER_KEY = ComponentKey(
     SAMPLER_REGISTRY,
     "DATALOADER.SAMPLER_TRAIN",
@@ -61,11 +62,11 @@ def build_train_loader(cfg: CfgNode) -> Any:
                 "end at different steps, and wait for each other forever. Set the length of an epoch, or make the set "
                 "a ShardedIterable, which ends on all ranks at the same step"
             )
-        options = {"drop_last": settings.DROP_LAST, **_options(cfg, dataset)}
+        options = {"drop_last": settings.DROP_LAST, **_options(cfg, dataset, training=True)}
         loader = _stream(dataset, settings.BATCH_SIZE, seed=seed, **options)
     else:
         batches = functools.partial(_train_batches, cfg, dataset, parts, seed)
-        options = {"batch_sampler": batches(), "make_batches": batches, **_options(cfg, dataset)}
+        options = {"batch_sampler": batches(), "make_batches": batches, **_options(cfg, dataset, training=True)}
         loader = SeededLoader(dataset, seed=seed, **options)
         if loader.persistent_workers and hasattr(dataset, "set_epoch"):
             logger.warning(
@@ -296,26 +297,32 @@ def worker_init_reset_seed(worker_id: int) -> None:
     torch.manual_seed(seed)
 
 
-def _options(cfg: CfgNode, dataset: Any) -> dict[str, Any]:
+def _options(cfg: CfgNode, dataset: Any, training: bool = False) -> dict[str, Any]:
     settings, pin = cfg.DATALOADER, cfg.DATALOADER.PIN_MEMORY
     return {
         "num_workers": settings.NUM_WORKERS,
         "pin_memory": resolve_device(cfg.MODEL.DEVICE).type == "cuda" if pin == "auto" else pin,
         "prefetch_factor": (settings.PREFETCH_FACTOR or None) if settings.NUM_WORKERS else None,
         "persistent_workers": settings.PERSISTENT_WORKERS and settings.NUM_WORKERS > 0,
-        "collate_fn": build_collate_fn(cfg, dataset),
+        "collate_fn": build_collate_fn(cfg, dataset, training),
     }
 
 
-def build_collate_fn(cfg: CfgNode, dataset: Any) -> CollateFn | None:
-    """Return the collate function of ``cfg.DATALOADER.COLLATE_FN`` for a data set; its own one if that is not set.
+def build_collate_fn(cfg: CfgNode, dataset: Any, training: bool = False) -> CollateFn | None:
+    """Return the collate function of ``cfg.DATALOADER`` for a data set; its own one if that is not set.
 
     The function gets a list of samples, also if the data set is an :class:`ArrayDataset`, which returns whole batches.
+
+    Args:
+        cfg: the whole config.
+        dataset: the data set.
+        training: whether ``TRAIN_COLLATE_FN`` comes before ``COLLATE_FN``.
     """
     own = own_collate_fn(dataset)
-    if not COLLATE_KEY.name(cfg):
+    key = TRAIN_COLLATE_KEY if training and TRAIN_COLLATE_KEY.name(cfg) else COLLATE_KEY
+    if not key.name(cfg):
         return own
-    collate = COLLATE_KEY.build(cfg)
+    collate = key.build(cfg)
     return functools.partial(_collate_rows, collate) if own is ArrayDataset.collate_fn else collate
 
 

@@ -19,7 +19,7 @@ from ...config import CfgNode, ConfigError, component, get_cfg, suggest
 from ...config.components import args_key, errors_at
 from ...config.errors import MismatchError
 from ...config.other_names import hint_of_epochs, key_for
-from ...config.values import ObjectName, clean
+from ...config.values import ObjectName, clean, one_of
 from .. import comm
 from ..data.build import NoTrainData, is_loader
 from ..data.datasets import ArrayDataset
@@ -32,19 +32,27 @@ _KEYS = {
     "test_data": "DATASETS.TEST",
     "optimizer": "SOLVER.OPTIMIZER.NAME",
     "lr": "SOLVER.BASE_LR",
+    "weight_decay": "SOLVER.WEIGHT_DECAY",
     "lr_scheduler": "SOLVER.LR_SCHEDULER_NAME",
+    "warmup": "SOLVER.WARMUP_ITERS",
+    "clip_norm": "SOLVER.CLIP_GRADIENTS",
+    "precision": "SOLVER.AMP.ENABLED",
     "loss": "MODEL.LOSS.NAME",
     "metrics": "TEST.METRICS",
     "length": "SOLVER.MAX_ITER",
     "batch_size": "DATALOADER.BATCH_SIZE",
+    "accumulation_steps": "SOLVER.ACCUMULATION_STEPS",
+    "num_workers": "DATALOADER.NUM_WORKERS",
     "eval_period": "TEST.EVAL_PERIOD",
     "monitor": "CHECKPOINT.BEST.METRIC",
     "monitor_mode": "CHECKPOINT.BEST.MODE",
     "hooks": "HOOKS",
+    "ema": "HOOKS",
     "output_dir": "OUTPUT_DIR",
     "seed": "SEED",
 }
 """The key that each argument sets."""
+_PRECISIONS = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def unknown_argument(name: str, value: object, arguments: Iterable[str], method: str = "Trainer") -> MismatchError:
@@ -98,6 +106,13 @@ def _set_argument(cfg: CfgNode, argument: str, value: Any, arguments: Mapping[st
         cfg.TEST.METRICS = [_entry(one, name) for name, one in value.items()] if by_name else _entries(value)
     elif argument == "hooks":
         cfg.HOOKS = [*cfg.HOOKS, *_entries(value)]
+    elif argument == "ema":
+        cfg.HOOKS = [*cfg.HOOKS, {"NAME": "EMA", "ARGS": {"decay": value}}]
+    elif argument == "clip_norm":
+        cfg.merge_from_pairs([(_KEYS[argument], {"ENABLED": True, "CLIP_TYPE": "norm", "CLIP_VALUE": value})])
+    elif argument == "precision":
+        one_of(*_PRECISIONS)(value)
+        cfg.SOLVER.AMP.ENABLED, cfg.SOLVER.AMP.DTYPE = True, _PRECISIONS[value]
     elif (
         argument == "lr_scheduler" and isinstance(value, LRScheduler) and value.optimizer is not arguments["optimizer"]
     ):

@@ -11,7 +11,7 @@ from ...config.values import is_object_text
 from ...hooks import HOOK_REGISTRY, WRITER_REGISTRY
 from ..checkpoint.find_checkpoint import find_checkpoint
 from ..checkpoint.matching import split_query
-from ..data.build import COLLATE_KEY, SAMPLER_KEY
+from ..data.build import COLLATE_KEY, SAMPLER_KEY, TRAIN_COLLATE_KEY
 from ..data.datasets import DATASET_REGISTRY, TEST_KEY, TRAIN_KEY
 from ..evaluation.build import EVALUATOR_KEY, METRICS_KEY
 from ..modeling.build import LOSS_KEY, MODEL_KEY, check_input_mapping, resolve_device
@@ -36,6 +36,7 @@ COMPONENT_KEYS: tuple[tuple[str, ComponentKey], ...] = (
     ("build_train_loader", SAMPLER_KEY),
     ("build_test_loader", TEST_KEY),
     ("", COLLATE_KEY),
+    ("build_train_loader", TRAIN_COLLATE_KEY),
     ("build_optimizer", OPTIMIZER_KEY),
     ("build_lr_scheduler", SCHEDULE_KEY),
     ("build_evaluator", EVALUATOR_KEY),

@@ -79,7 +79,7 @@ def _check_given(cfg: CfgNode, model: nn.Module, name: ObjectName) -> Optimizer:
     optimizer: Optimizer = name.value
     _check_optimizer(cfg)
     by = f"{name}, which has its own groups: pass its class and arguments"
-    warn_of_unused(cfg, ("PARAM_GROUPS", "BIAS_LR_FACTOR"), by)
+    warn_of_unused(cfg, ("WEIGHT_DECAY", "PARAM_GROUPS", "BIAS_LR_FACTOR"), by)
     parameters = set(model.parameters())
     if any(map(is_sharded, parameters)):
         raise ConfigError(

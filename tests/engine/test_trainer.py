@@ -272,6 +272,31 @@ def test_arguments_of_an_argument_and_other_keys_may_stand_in_a_config_or_a_file
     assert cfg.SOLVER.LR_SCHEDULER_NAME == "WarmupMultiStepLR"
 
 
+SETTINGS = {
+    "weight_decay": (0.2, {"SOLVER.WEIGHT_DECAY": 0.2}),
+    "warmup": ("1ep", {"SOLVER.WARMUP_ITERS": "1ep"}),
+    "clip_norm": (1, {"SOLVER.CLIP_GRADIENTS": {"ENABLED": True, "CLIP_TYPE": "norm", "CLIP_VALUE": 1.0}}),
+    "precision": ("bf16", {"SOLVER.AMP": {"ENABLED": True, "DTYPE": "bfloat16"}}),
+    "accumulation_steps": (2, {"SOLVER.ACCUMULATION_STEPS": 2}),
+    "num_workers": (1, {"DATALOADER.NUM_WORKERS": 1}),
+    "ema": (0.9, {"HOOKS": [{"NAME": "EMA", "ARGS": {"decay": 0.9}}]}),
+}
+
+
+def test_settings_are_keys_of_the_config(make):
+    keys = {key: value for _, pair in SETTINGS.values() for key, value in pair.items()}
+    by_keys = trained(make(config=keys, test=points(8, 1)))
+    trainer = trained(make(**{name: value for name, (value, _) in SETTINGS.items()}, test=points(8, 1), folder="b"))
+    assert by_keys.cfg.diff(trainer.cfg).keys() == {"OUTPUT_DIR"}
+    assert torch.equal(weights(trainer), weights(by_keys))
+    assert trainer.storage.latest().keys() >= {"grad_norm", "test/loss"}
+
+
+def test_a_setting_that_an_optimizer_has_itself_is_named_in_the_log(make, log):
+    make(**built(), weight_decay=0.2)
+    assert "SOLVER.WEIGHT_DECAY: 0.2 has no effect on" in log.text
+
+
 # ---------------------------------------------------------------------------- models, evaluation and prediction
 
 

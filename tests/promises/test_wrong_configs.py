@@ -78,6 +78,7 @@ DATA = [
     ("DATASETS: {TEST: [synthetic, synthetic]}", 'give one of them another name, {NAME: "synthetic", AS: "other"}'),
     ("DATALOADER: {SAMPLER_TRAIN: EpochSampelr}", "did you mean 'EpochSampler'?"),
     ("DATALOADER: {COLLATE_FN: {NAME: padcollate}}", "did you mean 'pad_collate'?"),
+    ("DATALOADER: {TRAIN_COLLATE_FN: {NAME: padcollate}}", "TRAIN_COLLATE_FN.NAME: "),
     ("DATALOADER: {BATCH_SIZE: 100, DROP_LAST: True}", "no batch is left. Use smaller batches, or set DROP_LAST"),
 ]
 SOLVER = [

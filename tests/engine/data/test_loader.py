@@ -304,4 +304,8 @@ def test_a_collate_function_gets_samples_also_of_data_that_returns_batches():
     cfg.merge_from_list(["MODEL.DEVICE", "cpu", "DATASETS.TRAIN", ["rows"], "DATALOADER.BATCH_SIZE", 3])
     cfg.merge_from_list(["DATALOADER.COLLATE_FN.NAME", "scaled", "DATALOADER.COLLATE_FN.ARGS", {"factor": 2}])
     assert next(iter(build_test_loader(cfg, "rows"))).tolist() == [[0, 2], [4, 6], [8, 10]]
-    assert next(iter(build_train_loader(cfg))).shape == (3, 2)
+    assert next(iter(build_train_loader(cfg))).max() == 10
+    only_training = {"NAME": "scaled", "ARGS": {"factor": 3}}
+    cfg.merge_from_list(["DATALOADER.TRAIN_COLLATE_FN", only_training])
+    assert next(iter(build_test_loader(cfg, "rows"))).max() == 10
+    assert next(iter(build_train_loader(cfg))).max() == 15
