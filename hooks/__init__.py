@@ -7,6 +7,7 @@ from .builtin.best import BestCheckpointer
 from .builtin.early_stopping import EarlyStopping
 from .builtin.flops import FlopsCounter
 from .builtin.freezing import ModelFreezer
+from .builtin.histograms import Histograms
 from .builtin.interruption import SignalHandler, StopSignals, TimeLimit
 from .builtin.loss_spike import LossSpike
 from .builtin.lr_scheduler import LRScheduler
@@ -53,6 +54,7 @@ __all__ = [
     "FunctionHook",
     "GarbageCollection",
     "GradientAccumulationScheduler",
+    "Histograms",
     "HistoryBuffer",
     "HookBase",
     "HookOrderError",

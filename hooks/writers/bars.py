@@ -229,9 +229,10 @@ def _is_terminal() -> bool:
 
 @HOOK_REGISTRY.register()
 class LivePlot(HookBase):
-    """Draws losses, and results of evaluations, below the cell of a notebook when metrics are written and at the end.
+    """Draws losses and metrics in two charts below the cell of a notebook, when metrics are written and at the end.
 
-    Outside of a notebook it does nothing.
+    Metrics are results of evaluations and what is put with ``bar=True``. Long curves are smoothed. Outside of a
+    notebook it does nothing.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -259,13 +260,20 @@ class LivePlot(HookBase):
         from IPython.display import Image, display
         from matplotlib.figure import Figure  # not pyplot, which keeps every figure
 
-        histories = self.trainer.storage.histories()
-        losses = [name for name in histories if "loss" in name]
-        results = [name for name in histories if "/" in name and name not in losses]
-        figure, file = Figure(figsize=(10, 3.2), layout="constrained"), io.BytesIO()
-        for axes, title, names in zip(figure.subplots(1, 2), ("losses", "results"), (losses, results), strict=True):
-            for name in names:
-                axes.plot(*histories[name].arrays(), ".-", label=name)
+        from ...runs.figure import draw_curve
+
+        storage = self.trainer.storage
+        latest = {name: value for name, (value, _) in storage.latest().items()}
+        shown = {*metrics_to_show(latest, storage), *storage.evaluated}
+        losses = [name for name in latest if "loss" in name and name in shown]
+        metrics = [name for name in latest if "loss" not in name and name in storage.evaluated | storage.on_bar]
+        charts = [(title, names) for title, names in (("losses", losses), ("metrics", metrics)) if names]
+        if not charts:
+            return
+        figure, file = Figure(figsize=(5 * len(charts), 3.2), layout="constrained"), io.BytesIO()
+        for (title, names), axes in zip(charts, figure.subplots(1, len(charts), squeeze=False)[0], strict=True):
+            for number, name in enumerate(names):
+                draw_curve(axes, *storage.history(name).arrays(), color=f"C{number % 10}", label=name)
             axes.set(title=title, xlabel="iteration")
             axes.legend(fontsize="small")
         figure.savefig(file, format="png", dpi=100)

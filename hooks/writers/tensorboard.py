@@ -21,7 +21,7 @@ class TensorboardXWriter(MediaWriter):
     """Writes scalars, images, histograms and texts to TensorBoard event files.
 
     At the start of a run it also writes the config: all of it as a text, and the keys that differ from the defaults as
-    hyperparameters for the page "HParams".
+    hyperparameters for the page "HParams", without objects and ``OUTPUT_DIR``.
 
     Args:
         log_dir: folder of the event files.
@@ -49,7 +49,8 @@ class TensorboardXWriter(MediaWriter):
         self._kwargs = {"log_dir": self.path, **kwargs}
         self._config = plain(cfg or {})
         changed = cfg.diff(get_cfg()) if isinstance(cfg, CfgNode) else {}
-        self._hparams = {key: new for key, (_, new) in changed.items()} if changed else self._config
+        kept = {key: new for key, (_, new) in changed.items() if key != "OUTPUT_DIR" and "<object " not in str(new)}
+        self._hparams = kept if changed else self._config
 
     def use_folder(self, folder: str) -> None:
         if not self._is_placed and self._kwargs is not None:

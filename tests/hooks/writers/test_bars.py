@@ -4,6 +4,7 @@ import contextlib
 import logging
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from hookline.hooks import (
     CommonMetricPrinter,
     EvalHook,
     IterationTimer,
+    LivePlot,
     PeriodicWriter,
     ProgressBar,
 )
@@ -239,6 +241,26 @@ def test_elsewhere_there_is_no_bar_and_no_call_in_a_step(place, open_terminal, t
 
 
 # ---------------------------------------------------------------------- notebooks
+
+
+def test_a_live_plot_has_losses_and_metrics_each_once(monkeypatch):
+    Figure = pytest.importorskip("matplotlib.figure").Figure
+    monkeypatch.setattr("hookline.hooks.writers.bars.in_notebook", lambda: True)
+    shown = SimpleNamespace(Image=lambda data: data, display=lambda *_, **__: SimpleNamespace(update=lambda _: None))
+    monkeypatch.setitem(sys.modules, "IPython.display", shown)
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
+
+    class LossTrainer(TrainerBase):
+        def run_step(self):
+            self.storage.put_scalars(total_loss=1 / (self.iter + 1), loss=1 / (self.iter + 1), lr=0.1, grad_norm=9.0)
+            self.storage.put_scalar("seen", self.iter, bar=True)
+
+    trainer = LossTrainer()
+    trainer.register_hooks([EvalHook(20, lambda: {"test": {"accuracy": 0.5, "loss": 0.1}}), LivePlot()])
+    trainer.train(0, 60)
+    names = {axes.get_title(): [text.get_text() for text in axes.get_legend().texts] for axes in figures[-1].axes}
+    assert names == {"losses": ["loss", "test/loss"], "metrics": ["seen", "test/accuracy"]}
 
 
 CELLS = [

@@ -5,7 +5,9 @@ import torch
 from metric_runs import at, put, write
 from small_runs import config_trainer, kill_at
 from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
+from torch import nn
 
+from hookline import Trainer
 from hookline.hooks import EventStorage, TensorboardXWriter
 
 
@@ -31,6 +33,13 @@ def shown(folder):
         for tag in older.Tags()[kind]:
             assert [event.step for event in read(tag)] == tensors[tag]
     return tensors
+
+
+def hparams_of(folder):
+    from tensorboard.plugins.hparams import metadata
+
+    content = events_of(folder).SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    return metadata.parse_session_start_info_plugin_data(content).hparams
 
 
 def put_media(trainer):
@@ -87,8 +96,6 @@ RUN = (
 
 
 def test_a_run_has_groups_of_metrics_its_config_and_its_hyperparameters_once(tmp_path):
-    from tensorboard.plugins.hparams import metadata
-
     kill_at(config_trainer(tmp_path, *RUN), 8)
     config_trainer(tmp_path, *RUN, resume=True).train()
     events = events_of(tmp_path)
@@ -103,8 +110,17 @@ def test_a_run_has_groups_of_metrics_its_config_and_its_hyperparameters_once(tmp
 
     [text] = events.Tensors("config/text_summary")
     assert "\n      MAX_ITER: 10\n" in text.tensor_proto.string_val[0].decode()
-    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-    hparams = metadata.parse_session_start_info_plugin_data(content).hparams
+    hparams = hparams_of(tmp_path)
     assert hparams["SOLVER.BASE_LR"].number_value == 0.1
     assert hparams["MODEL.NAME"].string_value == "ConvNet"
-    assert "SOLVER.GAMMA" not in hparams  # as the defaults have it
+    assert not {*hparams} & {"SOLVER.GAMMA", "OUTPUT_DIR"}  # as the defaults have it; differs in each run
+
+
+def test_hyperparameters_are_without_objects(tmp_path):
+    data = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)
+    trainer = Trainer(
+        nn.Linear(2, 2), data, loss=nn.CrossEntropyLoss(), lr=0.5, length=1, batch_size=2, output_dir=tmp_path
+    )
+    trainer.train()
+    assert hparams_of(tmp_path)["SOLVER.BASE_LR"].number_value == 0.5
+    assert "object" not in str(hparams_of(tmp_path))
