@@ -3,15 +3,14 @@
 from .components import component, components, name_of
 from .defaults import Config, get_cfg
 from .duration import Duration
-from .errors import ConfigError, UnknownKeyError, suggest, suggest_file
+from .errors import ConfigError, UnknownKeyError, suggest
 from .lazy import LazyCall, LazyConfig, instantiate
 from .node import CfgNode, global_cfg, set_global_cfg
 from .registry import Registry, locate
 from .signatures import configurable
-from .values import MISSING, Typed, one_of
+from .values import Typed, one_of
 
 __all__ = [
-    "MISSING",
     "CfgNode",
     "Config",
     "ConfigError",
@@ -32,5 +31,4 @@ __all__ = [
     "one_of",
     "set_global_cfg",
     "suggest",
-    "suggest_file",
 ]

@@ -17,9 +17,8 @@ from .parallel.mesh import Mesh
 from .program.export import export_weights
 from .program.predictor import DefaultPredictor
 from .run import begin_run, default_setup
-from .setup.check import check_config
 from .setup.logger import setup_logger
-from .setup.seeds import choose_seed, seed_all_rng
+from .setup.seeds import seed_all_rng
 from .simple_trainer import SimpleTrainer
 from .train_loop import TrainerBase, TrainResult
 from .trainer import Trainer
@@ -38,8 +37,6 @@ __all__ = [
     "Trainer",
     "TrainerBase",
     "begin_run",
-    "check_config",
-    "choose_seed",
     "config_errors_exit",
     "create_ddp_model",
     "default_argument_parser",

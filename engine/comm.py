@@ -20,30 +20,20 @@ from ..config import ConfigError
 
 __all__ = [
     "all_gather",
-    "all_reduce_sum",
-    "broadcast_object",
     "create_local_process_group",
     "gather",
-    "get_data_rank",
-    "get_data_size",
     "get_local_process_group",
     "get_local_rank",
     "get_local_size",
     "get_rank",
-    "get_store",
     "get_world_size",
-    "is_first_of_data_rank",
     "is_main_process",
     "main_process_first",
-    "missing_ranks",
     "new_group",
-    "object_group",
-    "on_main_process",
     "reduce_dict",
     "set_data_ranks",
     "shared_random_seed",
     "synchronize",
-    "timeout",
 ]
 
 

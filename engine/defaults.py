@@ -27,7 +27,8 @@ from ..hooks.evaluation import flatten_names
 from ..hooks.fvcore_adapter import checked
 from ..hooks.writers.periodic import smoothing_window
 from . import comm, differences
-from .checkpoint import checkpointer_for, unwrap_model
+from .checkpoint import checkpointer_for
+from .checkpoint.checkpointer import unwrap_model
 from .checkpoint.resume_state import load_optimizer
 from .data.build import NoTrainData, build_test_loader, build_train_loader, check_same_length
 from .evaluation import DatasetEvaluator, build_evaluator, evaluation_context, testing, verify_results
@@ -43,8 +44,10 @@ from .setup.report import log_end, log_start, name_replay, replay_command
 from .setup.script_options import check_ignored
 from .setup.seeds import seed_all_rng
 from .simple_trainer import SimpleTrainer
-from .solver import SchedulerList, build_grad_clipper, build_lr_scheduler, build_optimizer
+from .solver import build_lr_scheduler, build_optimizer
+from .solver.clipping import build_grad_clipper
 from .solver.lengths import Lengths, apply_max_iter, loader_length, scale_config
+from .solver.multi_optimizer import SchedulerList
 from .solver.schedules import scheduler_hooks
 from .train_loop import TrainResult
 

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from torch import nn
 from torch.optim import Optimizer
 
-from ..config import MISSING, CfgNode, ConfigError
+from ..config import CfgNode, ConfigError
 from ..config.errors import printable
-from ..config.values import same
+from ..config.values import MISSING, same
 from ..hooks.common import length_of, optimizers_of, plain_name, unwrap_model
 from ..hooks.protocol import TrainerProtocol
 from . import comm

@@ -25,7 +25,7 @@ from ..config.yaml_files import find_config
 from ..hooks.writers.files import back_up
 from . import comm
 from .checkpoint.find_checkpoint import named_checkpoint
-from .evaluation import check_metrics
+from .evaluation.build import check_metrics
 from .launch import check_alone, check_restarts, check_same_config
 from .setup.check import check_config, check_for_script
 from .setup.lazy_run import folder_of, lazy_run

@@ -14,7 +14,7 @@ from ..config import ConfigError
 from ..config.errors import as_config_error
 from ..hooks.common import capture_rng, restore_rng, set_optimizer_mode, sized
 from . import comm
-from .checkpoint import unwrap_model
+from .checkpoint.checkpointer import unwrap_model
 from .checkpoint.resume_state import START_ANEW, check_complete, data_of_this_rank, rng_of_this_rank, states_of_ranks
 from .data.epoch_iterator import EpochIterator, check_indices, set_data_loader
 from .data.loader import move_to_device

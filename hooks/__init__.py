@@ -1,6 +1,6 @@
 """Hooks, the storage that collects metrics, and the writers that report them."""
 
-from .base import EVENTS, HOOK_REGISTRY, STEP_EVENTS, Every, HookBase, HookOrderError, StopTraining, check_hooks
+from .base import HOOK_REGISTRY, Every, HookBase, HookOrderError, StopTraining
 from .builtin.accumulation import GradientAccumulationScheduler
 from .builtin.averaging import EMA, EMAHook, WeightAveraging
 from .builtin.best import BestCheckpointer
@@ -21,7 +21,7 @@ from .builtin.timing import IterationTimer, Throughput
 from .evaluation import EvalHook
 from .event_storage import _CURRENT_STORAGE_STACK as _CURRENT_STORAGE_STACK
 from .event_storage import EventStorage, get_event_storage, has_event_storage
-from .functions import CallbackHook, FunctionHook, on
+from .functions import CallbackHook, on
 from .history_buffer import HistoryBuffer
 from .protocol import TrainerProtocol
 from .writers.bars import LivePlot, ProgressBar
@@ -33,9 +33,7 @@ from .writers.trackers import MLflowWriter, TrackerWriter, WandbWriter
 
 __all__ = [
     "EMA",
-    "EVENTS",
     "HOOK_REGISTRY",
-    "STEP_EVENTS",
     "SWA",
     "WRITER_REGISTRY",
     "AutogradProfiler",
@@ -51,7 +49,6 @@ __all__ = [
     "Every",
     "ExceptionCheckpointer",
     "FlopsCounter",
-    "FunctionHook",
     "GarbageCollection",
     "GradientAccumulationScheduler",
     "Histograms",
@@ -86,7 +83,6 @@ __all__ = [
     "TrainerProtocol",
     "WandbWriter",
     "WeightAveraging",
-    "check_hooks",
     "get_event_storage",
     "has_event_storage",
     "on",

@@ -7,7 +7,7 @@ from torch import nn
 
 from ...config import ConfigError
 from ...hooks.common import has_shards
-from .checkpointer import Checkpointer, DetectionCheckpointer, unwrap_model
+from .checkpointer import Checkpointer, DetectionCheckpointer
 from .files import CheckpointError
 from .weights import save_weights
 
@@ -18,7 +18,6 @@ __all__ = [
     "PeriodicCheckpointer",
     "checkpointer_for",
     "save_weights",
-    "unwrap_model",
 ]
 
 

@@ -21,7 +21,6 @@ from .datasets import (
     DatasetFromList,
     MapDataset,
     ToIterableDataset,
-    get_dataset,
 )
 from .epoch_iterator import EpochIterator
 from .files import TRANSFORM_REGISTRY, ImageFolder, Tokens
@@ -37,7 +36,7 @@ from .samplers import (
     RepeatFactorTrainingSampler,
     TrainingSampler,
 )
-from .stream import ShardedIterable, StreamLoader
+from .stream import ShardedIterable
 
 __all__ = [
     "COLLATE_REGISTRY",
@@ -59,7 +58,6 @@ __all__ = [
     "RepeatFactorTrainingSampler",
     "SeededLoader",
     "ShardedIterable",
-    "StreamLoader",
     "ToIterableDataset",
     "Tokens",
     "TrainingSampler",
@@ -67,7 +65,6 @@ __all__ = [
     "build_batch_data_loader",
     "build_test_loader",
     "build_train_loader",
-    "get_dataset",
     "move_to_device",
     "pad_collate",
     "trivial_batch_collator",

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from ...config import ConfigError, Registry, component, suggest_file
+from ...config import ConfigError, Registry, component
+from ...config.errors import suggest_file
 from .datasets import DATASET_REGISTRY
 
 _EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")

@@ -1,18 +1,8 @@
 """Models: building them from a config, calling them with batches, and a few small ones."""
 
 from .adapters import ModelAdapter
-from .build import (
-    LOSS_REGISTRY,
-    META_ARCH_REGISTRY,
-    MODEL_REGISTRY,
-    build_adapter,
-    build_loss,
-    build_model,
-    model_summary,
-    resolve_device,
-)
+from .build import LOSS_REGISTRY, META_ARCH_REGISTRY, MODEL_REGISTRY, build_adapter, build_model, resolve_device
 from .gpt import GPT, TransformerBlock
-from .model_options import checkpoint_activations
 from .zoo import MLP, ConvNet, CrossEntropyLoss, ResNet, TokenCrossEntropyLoss
 
 __all__ = [
@@ -28,9 +18,6 @@ __all__ = [
     "TokenCrossEntropyLoss",
     "TransformerBlock",
     "build_adapter",
-    "build_loss",
     "build_model",
-    "checkpoint_activations",
-    "model_summary",
     "resolve_device",
 ]

@@ -2,6 +2,5 @@
 
 from .diverge import diverge
 from .repeat import replay
-from .samples import samples_at
 
-__all__ = ["diverge", "replay", "samples_at"]
+__all__ = ["diverge", "replay"]

@@ -10,8 +10,9 @@ import torch
 import yaml
 from torch.utils._pytree import tree_leaves
 
-from ...config import MISSING, CfgNode, ConfigError, get_cfg
+from ...config import CfgNode, ConfigError, get_cfg
 from ...config.errors import printable
+from ...config.values import MISSING
 from ..checkpoint.find_checkpoint import find_checkpoint
 from ..checkpoint.weights import averaged_weights, read_checkpoint
 

@@ -6,8 +6,7 @@ import os
 from ...config import CfgNode, ConfigError, get_cfg, locate
 from ...config.components import errors_at
 from ..defaults import DefaultTrainer
-from ..evaluation import check_metrics
-from ..evaluation.build import EVALUATOR_KEY
+from ..evaluation.build import EVALUATOR_KEY, check_metrics
 from ..setup.check import overridden_builders
 
 

@@ -16,7 +16,8 @@ from ...hooks.common import optimizers_of
 from .. import comm
 from ..data.build import NoTrainData, check_same_length
 from ..defaults import DefaultTrainer
-from ..evaluation import format_results, prediction_rows, verify_results, write_predictions
+from ..evaluation import format_results, verify_results, write_predictions
+from ..evaluation.predictions import prediction_rows
 from ..evaluation.testing import sanity_check
 from ..launch import launch
 from ..parallel.base import build_strategy

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import torch
 
-from ...config import MISSING, CfgNode, ConfigError, get_cfg, name_of
+from ...config import CfgNode, ConfigError, get_cfg, name_of
 from ...config.atomic import shown_path
+from ...config.values import MISSING
 from ...hooks.base import EVENTS
 from ...hooks.builtin.interruption import is_session
 from ...hooks.common import length_of, unwrap_model
@@ -20,7 +21,7 @@ from ...hooks.hook_list import hook_name, overrides
 from ...hooks.protocol import TrainerProtocol
 from .. import comm
 from ..evaluation import format_results
-from ..modeling import model_summary
+from ..modeling.build import model_summary
 from ..train_loop import TrainResult
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,7 @@
 import pytest
 
-from hookline.config import MISSING, CfgNode, ConfigError, UnknownKeyError, get_cfg
+from hookline.config import CfgNode, ConfigError, UnknownKeyError, get_cfg
+from hookline.config.values import MISSING
 
 
 @pytest.fixture

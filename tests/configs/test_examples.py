@@ -7,7 +7,7 @@ import pytest
 from run_tools import run_tool
 
 from hookline.config import get_cfg
-from hookline.engine import check_config
+from hookline.engine.setup.check import check_config
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(

@@ -7,7 +7,7 @@ import yaml
 from snippets import ROOT
 
 from hookline.config import ConfigError, get_cfg
-from hookline.hooks import EVENTS
+from hookline.hooks.base import EVENTS
 
 
 def pages_of(nav):

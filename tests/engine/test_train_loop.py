@@ -15,13 +15,11 @@ from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.modeling import ModelAdapter
 from hookline.engine.solver import LRMultiplier
 from hookline.hooks import (
-    EVENTS,
     BestCheckpointer,
     CallbackHook,
     EarlyStopping,
     EvalHook,
     EventStorage,
-    FunctionHook,
     HookBase,
     LRScheduler,
     PeriodicWriter,
@@ -29,7 +27,8 @@ from hookline.hooks import (
     get_event_storage,
     has_event_storage,
 )
-from hookline.hooks.base import STEP_EVENTS
+from hookline.hooks.base import EVENTS, STEP_EVENTS
+from hookline.hooks.functions import FunctionHook
 
 
 def batches(count=4, size=2):

@@ -10,7 +10,7 @@ import yaml
 from forker import forker
 
 from hookline.config import ConfigError, get_cfg
-from hookline.engine import check_config
+from hookline.engine.setup.check import check_config
 
 ROOT = Path(__file__).parents[2]
 SYNTHETIC = ROOT / "configs/synthetic/mlp.yaml"

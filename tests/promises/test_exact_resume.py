@@ -28,7 +28,8 @@ from hookline.engine.checkpoint.files import write_checkpoint
 from hookline.engine.checkpoint.weights import choose_weights
 from hookline.engine.data import DATASET_REGISTRY, ShardedIterable
 from hookline.engine.modeling import MODEL_REGISTRY
-from hookline.hooks import HOOK_REGISTRY, FunctionHook, HookBase
+from hookline.hooks import HOOK_REGISTRY, HookBase
+from hookline.hooks.functions import FunctionHook
 
 KILLED_AT = 14  # the last iteration that the checkpoint knows of
 SIZE = 30  # samples

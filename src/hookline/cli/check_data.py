@@ -7,8 +7,10 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from hookline.config import CfgNode, ConfigError, name_of
-from hookline.engine.data import SeededLoader, StreamLoader, build_test_loader, build_train_loader, get_dataset
+from hookline.engine.data import SeededLoader, build_test_loader, build_train_loader
 from hookline.engine.data.batches import trivial_batch_collator
+from hookline.engine.data.datasets import get_dataset
+from hookline.engine.data.stream import StreamLoader
 
 
 def check_all(cfg: CfgNode, most: int) -> int:

@@ -285,7 +285,7 @@ def config(args: argparse.Namespace) -> None:
 
         print(differences(*map(resolved, args.words)) or "The configs are equal.")
     elif args.tool == "check":
-        from hookline.engine import check_config
+        from hookline.engine.setup.check import check_config
 
         args.config_file, *args.opts = args.words
         check_config(_config(args))

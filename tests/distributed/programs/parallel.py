@@ -20,7 +20,8 @@ from hookline.engine.modeling import GPT, MODEL_REGISTRY, ModelAdapter, build_mo
 from hookline.engine.modeling.build import attached_to
 from hookline.engine.parallel import DDP, FSDP2, Mesh, Strategy, fsdp
 from hookline.engine.parallel.base import build_wrapped
-from hookline.engine.solver import build_grad_clipper, build_optimizer
+from hookline.engine.solver import build_optimizer
+from hookline.engine.solver.clipping import build_grad_clipper
 from hookline.hooks.common import gathered, unwrap_model
 
 

@@ -7,7 +7,8 @@ from small_runs import Counter, same, seeded_net
 from torch import nn
 
 from hookline.config import ConfigError
-from hookline.engine.checkpoint import Checkpointer, files, unwrap_model
+from hookline.engine.checkpoint import Checkpointer, files
+from hookline.engine.checkpoint.checkpointer import unwrap_model
 from hookline.engine.checkpoint.find_checkpoint import newest_first
 
 

@@ -17,8 +17,8 @@ from hookline.engine.data import (
     TrainingSampler,
     build_batch_data_loader,
     datasets,
-    get_dataset,
 )
+from hookline.engine.data.datasets import get_dataset
 
 
 def test_array_dataset_gathers_a_batch_equal_to_its_samples():

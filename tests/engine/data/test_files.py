@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from hookline.config import ConfigError
-from hookline.engine.data import ImageFolder, Tokens, get_dataset
+from hookline.engine.data import ImageFolder, Tokens
+from hookline.engine.data.datasets import get_dataset
 
 
 @pytest.fixture

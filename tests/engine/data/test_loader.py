@@ -22,7 +22,6 @@ from hookline.engine.data import (
     GlobalBatchSampler,
     SeededLoader,
     ShardedIterable,
-    StreamLoader,
     build_test_loader,
     build_train_loader,
     move_to_device,
@@ -30,6 +29,7 @@ from hookline.engine.data import (
 )
 from hookline.engine.data.batches import batch_size_of, split_batch
 from hookline.engine.data.loader import whole_pass
+from hookline.engine.data.stream import StreamLoader
 
 
 @DATASET_REGISTRY.register()

@@ -10,14 +10,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from hookline.config import ConfigError
 from hookline.engine import comm
-from hookline.engine.data import (
-    DATASET_REGISTRY,
-    EpochIterator,
-    ShardedIterable,
-    StreamLoader,
-    build_test_loader,
-    build_train_loader,
-)
+from hookline.engine.data import DATASET_REGISTRY, EpochIterator, ShardedIterable, build_test_loader, build_train_loader
+from hookline.engine.data.stream import StreamLoader
 
 from .test_build import make_cfg
 

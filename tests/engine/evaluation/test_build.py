@@ -6,7 +6,6 @@ from torch import nn
 
 from hookline.config import ConfigError, get_cfg
 from hookline.config.values import ObjectName
-from hookline.engine import check_config
 from hookline.engine.evaluation import (
     EVALUATOR_REGISTRY,
     DatasetEvaluator,
@@ -16,6 +15,7 @@ from hookline.engine.evaluation import (
     build_evaluator,
     inference_on_dataset,
 )
+from hookline.engine.setup.check import check_config
 
 
 @EVALUATOR_REGISTRY.register()

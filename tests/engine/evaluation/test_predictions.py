@@ -13,7 +13,8 @@ from torch.utils.data import BatchSampler, DataLoader, Subset, TensorDataset
 from hookline.config import ConfigError
 from hookline.engine import comm
 from hookline.engine.data import InferenceSampler
-from hookline.engine.evaluation import prediction_rows, write_predictions
+from hookline.engine.evaluation import write_predictions
+from hookline.engine.evaluation.predictions import prediction_rows
 from hookline.engine.modeling import ModelAdapter
 
 BATCHES = [{"x": torch.arange(6.0).reshape(3, 2)}, {"x": torch.arange(6.0, 10.0).reshape(2, 2)}]

@@ -9,11 +9,8 @@ from hookline.config import ConfigError, get_cfg
 from hookline.engine import SimpleTrainer
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.evaluation import inference_on_dataset
-from hookline.engine.modeling import (
-    build_adapter,
-    build_model,
-    model_summary,
-)
+from hookline.engine.modeling import build_adapter, build_model
+from hookline.engine.modeling.build import model_summary
 
 
 def make_cfg(name="ConvNet", **args):

@@ -7,8 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import comm
-from hookline.engine.modeling import GPT, MLP, ConvNet, ModelAdapter, build_model, checkpoint_activations
-from hookline.engine.modeling.model_options import apply_model_options
+from hookline.engine.modeling import GPT, MLP, ConvNet, ModelAdapter, build_model
+from hookline.engine.modeling.model_options import apply_model_options, checkpoint_activations
 
 
 class Dropping(nn.Module):

@@ -5,7 +5,8 @@ from torch import nn
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import launch
 from hookline.engine.modeling import resolve_device
-from hookline.engine.parallel import Strategy, build_strategy
+from hookline.engine.parallel import Strategy
+from hookline.engine.parallel.base import build_strategy
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from torch import nn
 
 from hookline.config import ConfigError
 from hookline.engine import DefaultPredictor, DefaultTrainer
-from hookline.engine.data import get_dataset
+from hookline.engine.data.datasets import get_dataset
 from hookline.hooks import EMA
 
 

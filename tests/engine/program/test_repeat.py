@@ -8,8 +8,9 @@ from ranks import rows
 from small_runs import config_trainer
 
 from hookline.config import ConfigError
-from hookline.engine.program import replay, samples_at
+from hookline.engine.program import replay
 from hookline.engine.program.repeat import report_text
+from hookline.engine.program.samples import samples_at
 from hookline.hooks import CallbackHook
 
 from .test_diverge import Images

@@ -8,7 +8,8 @@ from torch import nn
 
 from hookline import Trainer
 from hookline.config import ConfigError, get_cfg
-from hookline.engine import DefaultTrainer, SimpleTrainer, check_config
+from hookline.engine import DefaultTrainer, SimpleTrainer
+from hookline.engine.setup.check import check_config
 from hookline.hooks import BestCheckpointer, EarlyStopping
 
 PLATEAU = "torch.optim.lr_scheduler:ReduceLROnPlateau"

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from hookline.config import CfgNode, ConfigError, get_cfg
-from hookline.engine import check_config
+from hookline.engine.setup.check import check_config
 from hookline.engine.solver import build_lr_scheduler, build_optimizer
 from hookline.engine.solver.clipping import clipper_of
 

@@ -3,7 +3,8 @@ import torch
 from torch import nn
 
 from hookline.config import get_cfg
-from hookline.engine.solver import build_grad_clipper, build_optimizer, maybe_add_gradient_clipping
+from hookline.engine.solver import build_optimizer, maybe_add_gradient_clipping
+from hookline.engine.solver.clipping import build_grad_clipper
 
 
 def make_cfg(clip_type="norm", value=1.0, norm_type=2.0, enabled=True):

@@ -4,9 +4,10 @@ from small_runs import Gan
 from torch import nn
 
 from hookline.config import ConfigError, get_cfg
-from hookline.engine import check_config
-from hookline.engine.solver import OptimizerList, SchedulerList, build_lr_scheduler, build_optimizer
+from hookline.engine.setup.check import check_config
+from hookline.engine.solver import build_lr_scheduler, build_optimizer
 from hookline.engine.solver.lengths import scale_config
+from hookline.engine.solver.multi_optimizer import OptimizerList, SchedulerList
 from hookline.engine.solver.schedules import resolve_lengths
 
 

@@ -5,7 +5,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from hookline.config import ConfigError, get_cfg
-from hookline.engine import check_config
+from hookline.engine.setup.check import check_config
 from hookline.engine.solver import LR_SCHEDULER_REGISTRY, build_lr_scheduler
 from hookline.engine.solver.schedules import resolve_lengths
 

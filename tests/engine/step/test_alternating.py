@@ -3,7 +3,7 @@ import torch
 from small_runs import Gan, same
 
 from hookline.engine import SimpleTrainer
-from hookline.engine.solver import OptimizerList
+from hookline.engine.solver.multi_optimizer import OptimizerList
 from hookline.hooks import CallbackHook
 
 

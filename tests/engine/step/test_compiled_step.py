@@ -9,9 +9,11 @@ from small_runs import compiled_trainer, load
 from torch import nn
 
 from hookline.config import ConfigError, get_cfg
-from hookline.engine import AMPTrainer, SimpleTrainer, check_config
+from hookline.engine import AMPTrainer, SimpleTrainer
 from hookline.engine.modeling import ModelAdapter
-from hookline.engine.solver import LRMultiplier, build_grad_clipper
+from hookline.engine.setup.check import check_config
+from hookline.engine.solver import LRMultiplier
+from hookline.engine.solver.clipping import build_grad_clipper
 from hookline.hooks import CallbackHook, LRScheduler
 
 
