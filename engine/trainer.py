@@ -16,6 +16,7 @@ from .defaults import DefaultTrainer
 from .evaluation import evaluation_context
 from .evaluation.evaluator import scratch_storage
 from .evaluation.metrics import Predictions, collect
+from .evaluation.predictions import prediction_rows, write_predictions
 from .evaluation.testing import predictor, results_of, trained_loss
 from .modeling.outputs import predictions_of
 from .setup.arguments import config_of_arguments, test_entries, unknown_argument
@@ -194,6 +195,7 @@ class Trainer(DefaultTrainer):
         ignore_keys: Sequence[str] = (),
         generate: bool = False,
         pad_value: float | None = None,
+        output: "str | os.PathLike[str] | None" = None,
     ) -> Any:
         """Return the model's outputs for each sample, in the order of the data.
 
@@ -206,18 +208,26 @@ class Trainer(DefaultTrainer):
             ignore_keys: names of outputs to leave out, such as "hidden_states".
             generate: return what ``model.generate()`` returns with the arguments ``TEST.GENERATE``.
             pad_value: fills up outputs (N, length, ...) to the longest one, and targets with -100.
+            output: a new file, .jsonl or .npz, to write the predictions to, batch by batch, instead of returning them.
+                TEST.PREDICTIONS_COLUMNS are its columns.
 
         Returns:
             The outputs: a tensor on the CPU, or a dict, tuple or list of them, as the model returns them; on all ranks.
             The loss beside the outputs, as of a Hugging Face model, is left out.
             With ``targets`` or ``metrics``: :class:`~hookline.engine.evaluation.metrics.Predictions`. With ``stream``:
-            an iterator over outputs, with ``targets`` over pairs of outputs and targets.
+            an iterator over outputs, with ``targets`` over pairs of outputs and targets. With ``output``: the number of
+            samples.
 
         Raises:
-            ConfigError: outputs of the batches cannot be concatenated, or ``metrics`` and ``stream`` are both set.
+            ConfigError: outputs of the batches cannot be concatenated, arguments contradict each other, or the file
+                exists.
         """
         if metrics and stream:
             raise ConfigError("predict(): metrics are those of all samples; leave out stream=True")
+        if output is not None:
+            if targets or metrics or stream or ignore_keys or pad_value is not None:
+                raise ConfigError("predict(output=...): TEST.PREDICTIONS_COLUMNS of the config says what is written")
+            comm.on_main_process(lambda: _check_new(output))
         self._load_weights()
         with rng_of_training(), trained_loss(self, self.cfg if data is None else self._config_of(data)) as cfg:
             names = [name_of(entry) for entry in cfg.DATASETS.TEST]
@@ -229,18 +239,22 @@ class Trainer(DefaultTrainer):
                 raise ConfigError("predict(): generate=True with metrics needs a metric that has generates = True")
             loader, predict = self.build_test_loader(cfg, names[0]), predictor(self.adapter, asking, cfg.TEST.GENERATE)
             batches = super().predict(check_same_length(loader, "predict()"), with_batches=True, predict=predict)
+            if output is not None:
+                pairs = ((batch, asking.generated if generate else found) for batch, found in batches)
+                rows = prediction_rows(pairs, cfg.TEST.PREDICTIONS_COLUMNS, self.adapter, loader)
+                return write_predictions(rows, os.fspath(output))
             if stream:
                 return self._stream(batches, targets, ignore_keys)
             if evaluator is not None:
                 evaluator.reset()
             outputs, labels = [], []
-            for batch, output in batches:
+            for batch, found in batches:
                 if evaluator is not None:
-                    evaluator.process(batch, output)
+                    evaluator.process(batch, found)
                 if targets:
                     labels.append(move_to_device(self.adapter.targets(batch), "cpu"))
-                output = predictions_of(asking.generated if generate else output, ignore_keys)
-                outputs.append(move_to_device(output, "cpu"))
+                found = predictions_of(asking.generated if generate else found, ignore_keys)
+                outputs.append(move_to_device(found, "cpu"))
             joined = collect(outputs, pad_value=pad_value)
             if not targets and evaluator is None:
                 return joined
@@ -270,3 +284,8 @@ class Trainer(DefaultTrainer):
             cfg.DATASETS.TEST = own or test_entries(data)
         cfg.TEST.METRICS = cfg.TEST.METRICS or ["Loss"]
         return cfg
+
+
+def _check_new(path: "str | os.PathLike[str]") -> None:
+    if os.path.lexists(path):
+        raise ConfigError(f"predict(output=...): {path} exists, and no file is replaced; give another name")

@@ -18,7 +18,6 @@ from torch.utils.data import Subset
 
 from ...config import ConfigError
 from ...config.atomic import replace_file, temporary_path
-from ...config.values import one_of
 from ...hooks.common import class_names_of, fields_of
 from .. import comm
 from ..data.batches import batch_size_of
@@ -29,24 +28,25 @@ from .evaluator import Batch, Outputs
 _Columns = dict[str, Any]  # outputs of a batch by name: arrays or lists with one entry per sample
 
 
-def write_predictions(outputs: Iterable[Outputs], folder: str, *, format: str = "jsonl") -> tuple[str, int]:
-    """Write predictions atomically to ``<folder>/predictions.<format>``. All ranks call it.
+def write_predictions(outputs: Iterable[Outputs], path: str) -> int:
+    """Write predictions atomically to a file. All ranks call it.
 
     Args:
         outputs: outputs of this rank, batch by batch: a tensor (N, ...), a list of N values, or several of these in a
             dict, dataclass or named tuple. An output without a name is named "prediction".
-        folder: shared by all machines.
-        format: "jsonl" has an object for each sample, with the entry "index", the sample's index over all ranks. "npz"
-            has one array (N, ...) per output.
+        path: the file, in a folder that all machines share. ".jsonl" has an object for each sample, with the entry
+            "index", the sample's index over all ranks; ".npz" has one array (N, ...) per output.
 
     Returns:
-        The file and its number of samples.
+        The number of samples.
 
     Raises:
-        ConfigError: the outputs are not a batch, or have (for "npz") different names or shapes.
+        ConfigError: the file has another ending, the outputs are not a batch, or have (for ".npz") different names or
+            shapes.
     """
-    one_of(*_MERGE)(format)
-    path = os.path.join(folder, f"predictions.{format}")
+    folder, format = os.path.dirname(os.path.abspath(path)), os.path.splitext(path)[1].removeprefix(".")
+    if format not in _MERGE:
+        raise ConfigError(f"{path}: predictions are written to a file whose name ends in .jsonl or .npz")
 
     def begin() -> str:
         os.makedirs(folder, exist_ok=True)
@@ -71,7 +71,7 @@ def write_predictions(outputs: Iterable[Outputs], folder: str, *, format: str = 
                 one.unlink(missing_ok=True)
 
     comm.on_main_process(end)
-    return path, sum(counts)
+    return sum(counts)
 
 
 def _columns(outputs: Outputs) -> _Columns:

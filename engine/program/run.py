@@ -179,11 +179,8 @@ def _predict(trainer: DefaultTrainer) -> list[str]:
         name = name_of(entry)
         loader = check_same_length(trainer.build_test_loader(cfg, name), f"DATASETS.TEST ({name})")
         outputs = trainer.predict(loader, with_batches=True)
-        path, count = write_predictions(
-            prediction_rows(outputs, cfg.TEST.PREDICTIONS_COLUMNS, trainer.adapter, loader),
-            os.path.join(cfg.OUTPUT_DIR, "inference", name),
-            format=cfg.TEST.PREDICTIONS_FORMAT,
-        )
+        path = os.path.join(cfg.OUTPUT_DIR, "inference", name, f"predictions.{cfg.TEST.PREDICTIONS_FORMAT}")
+        count = write_predictions(prediction_rows(outputs, cfg.TEST.PREDICTIONS_COLUMNS, trainer.adapter, loader), path)
         if comm.is_main_process():
             print(f"{path}: {count} samples")
         paths.append(path)

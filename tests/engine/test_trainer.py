@@ -1,4 +1,5 @@
 import functools
+import json
 import logging
 import os
 import re
@@ -392,6 +393,24 @@ def share(predictions, targets):
 class SquaredError(MeanMetric):
     def update(self, preds, target):
         self.add((preds - nn.functional.one_hot(target, 3)).square().sum(), preds.numel())
+
+
+def test_predictions_go_to_a_new_file(make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trainer = make(test=points(10, 1), config={"TEST.PREDICTIONS_COLUMNS": ["class", "target"]})
+    assert trainer.predict(points(), output="predictions.jsonl") == 24
+    lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    classes = trainer.predict(points()).argmax(1).tolist()
+    assert lines == [{"index": i, "class": classes[i], "target": int(Y[i])} for i in range(24)]
+    for output, options, problem in (
+        ("predictions.jsonl", {}, "predictions.jsonl exists, and no file is replaced"),
+        ("predictions.csv", {}, r"ends in .jsonl or .npz"),
+        ("other.jsonl", {"targets": True}, "TEST.PREDICTIONS_COLUMNS"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            trainer.predict(output=output, **options)
+    assert trainer.predict(output=tmp_path / "new" / "predictions.npz") == 10
+    assert [path.name for path in tmp_path.glob("**/*.*")] == ["predictions.jsonl", "predictions.npz"]
 
 
 def test_forms_of_metrics_and_several_test_sets(make):

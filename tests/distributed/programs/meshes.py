@@ -136,7 +136,7 @@ def combinations(folder, runs, resumed):
             if name == "all":
                 loader = trainer.build_test_loader(trainer.cfg, "meshes:test")
                 outputs = outputs_of(trainer.model, loader, lambda model, batch: model(batch[0]))
-                write_predictions(outputs, str(folder / text / "predicted"))
+                write_predictions(outputs, str(folder / text / "predicted/predictions.jsonl"))
     for pair in resumed.split():
         resume(folder, *pair.split("-"))
 

@@ -5,7 +5,6 @@ import os
 import random
 import time
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -181,7 +180,7 @@ def check_samplers_and_predictions_use_the_data_ranks(folder):
     assert list(GlobalBatchSampler(range(6), 4)) == [[0, 1, 2, 3], [4, 5]]
     assert list(InferenceSampler(5)) == [0, 1, 2, 3, 4]
     assert next(iter(TrainingSampler(5, shuffle=False))) == 0
-    assert write_predictions(outputs_of(nn.Identity(), [torch.arange(3.0)]), str(folder))[1] == 3
+    assert write_predictions(outputs_of(nn.Identity(), [torch.arange(3.0)]), str(folder / "predictions.jsonl")) == 3
     comm.set_data_ranks(rank, 2)
 
 
@@ -297,13 +296,14 @@ def check_uneven_shares_are_predicted_once_and_in_order(folder):
         data = TensorDataset(torch.eye(7, 3)[:size])
         loader = DataLoader(data, batch_sampler=BatchSampler(InferenceSampler(size), 2, drop_last=False))
         outputs = outputs_of(model, loader, lambda model, batch: model(batch[0]))
-        path, count = write_predictions(outputs, str(folder / f"{format}{size}"), format=format)
+        path = folder / f"{format}{size}" / f"predictions.{format}"
+        count = write_predictions(outputs, str(path))
         comm.synchronize()
         if format == "npz":
             with np.load(path) as arrays:
                 found = arrays["prediction"]
         else:
-            rows = [json.loads(line) for line in Path(path).read_text().splitlines()]
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
             assert [row["index"] for row in rows] == list(range(size))
             found = [row["prediction"] for row in rows]
         assert count == size

@@ -3,7 +3,6 @@
 import json
 from collections import namedtuple
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,8 +24,8 @@ def double(batch):
 
 
 def test_each_sample_is_a_line_with_its_index_and_outputs(tmp_path):
-    path, count = write_predictions(map(double, BATCHES), str(tmp_path / "inference/set"))
-    assert (path, count) == (str(tmp_path / "inference/set/predictions.jsonl"), 5)
+    path = tmp_path / "inference/set/predictions.jsonl"
+    assert write_predictions(map(double, BATCHES), str(path)) == 5
     with open(path) as file:
         rows = [json.loads(line) for line in file]
     assert rows[3] == {"index": 3, "twice": [12.0, 14.0], "name": "s, 6\n"}
@@ -36,8 +35,8 @@ def test_each_sample_is_a_line_with_its_index_and_outputs(tmp_path):
 
 def test_arrays_equal_the_models_outputs(tmp_path):
     outputs = [{"a": batch["x"].double(), "b": (batch["x"] > 3)[:, 0]} for batch in BATCHES]
-    path, _ = write_predictions(outputs, str(tmp_path), format="npz")
-    with np.load(path) as arrays:
+    write_predictions(outputs, str(tmp_path / "predictions.npz"))
+    with np.load(tmp_path / "predictions.npz") as arrays:
         assert arrays["a"].dtype == np.float64
         assert np.array_equal(arrays["a"], np.arange(10.0).reshape(5, 2))
         assert arrays["b"].tolist() == [False, False, True, True, True]
@@ -59,8 +58,8 @@ class Output:
     ],
 )
 def test_outputs_of_all_usual_forms_are_rows(tmp_path, outputs, expected):
-    path, _ = write_predictions([outputs], str(tmp_path))
-    with open(path) as file:
+    write_predictions([outputs], str(tmp_path / "a.jsonl"))
+    with open(tmp_path / "a.jsonl") as file:
         assert json.loads(file.readline()) == {"index": 0, **expected}
 
 
@@ -80,14 +79,14 @@ def test_outputs_that_cannot_be_written_are_an_error_and_keep_the_old_file(tmp_p
     old = tmp_path / f"predictions.{format}"
     old.write_text("old")
     with pytest.raises((ConfigError, TypeError), match=message):
-        write_predictions(outputs, str(tmp_path), format=format)
+        write_predictions(outputs, str(old))
     assert old.read_text() == "old"
     assert list(tmp_path.iterdir()) == [old]
 
 
 def test_without_samples_the_file_is_empty(tmp_path):
     for format in ("jsonl", "npz"):
-        assert write_predictions([], str(tmp_path), format=format) == (str(tmp_path / f"predictions.{format}"), 0)
+        assert write_predictions([], str(tmp_path / f"predictions.{format}")) == 0
 
 
 # ---------------------------------------------------------------------------- TEST.PREDICTIONS_COLUMNS
@@ -103,8 +102,9 @@ def columns(names, outputs=SCORES, batch=BATCH):
 def test_class_probability_target_and_entries_of_the_batch(tmp_path):
     pairs = [(BATCH, SCORES), (BATCH, SCORES)]
     found = prediction_rows(pairs, ["id", "target", "class", "probability"], ModelAdapter())
-    path, count = write_predictions(found, str(tmp_path))
-    lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    path = tmp_path / "rows.jsonl"
+    count = write_predictions(found, str(path))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert count == len(lines) == 4
     expected = SCORES.softmax(1).amax(1).tolist()
     assert lines[1] == {"index": 1, "id": "b", "target": 0, "class": 0, "probability": pytest.approx(expected[1])}
