@@ -1,10 +1,21 @@
-"""How a run ends: the requests to stop it, its result, and the errors that are not a step's."""
+"""How a run ends: the requests to stop it, its result, and its errors."""
 
+import logging
+import os
+import sysconfig
+import traceback
 from dataclasses import dataclass, field
 from typing import Self
 
 from ..config import ConfigError
 from ..hooks.event_storage import EventStorage
+
+logger = logging.getLogger(__name__)
+
+_ROOT = os.path.dirname(os.path.dirname(__file__))
+# The folders of code that is not the user's.
+_LIBRARIES = ("<frozen ", *(os.path.join(_ROOT, room, "") for room in ("config", "hooks", "engine")))
+_LIBRARIES += tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "purelib", "platlib"))
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,25 @@ class StopRequest:
             f"{self.reason}: the run ends with its final checkpoint, and this error ends the training loop of "
             f"{trainer}; to do without it, let the loop check self.stop_requested"
         )
+
+
+def log_error(error: BaseException, iteration: int) -> None:
+    """Log what ended training, and add the user's last line to an error that a library raised, as its last line.
+
+    The console gets the message alone, as Python shows the traceback when the program ends.
+    """
+    kind = type(error).__name__
+    if not isinstance(error, Exception):
+        logger.warning("%s ended training at iteration %d", kind, iteration)
+        return
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    if users and users[-1] is not frames[-1]:
+        last = users[-1]
+        error.add_note(f'your line: File "{last.filename}", line {last.lineno}, in {last.name}: {last.line}')
+    text = f"Exception during training, at iteration {iteration}"
+    level = logging.DEBUG if isinstance(error, ConfigError) else logging.ERROR  # a ConfigError's message is enough
+    logger.log(level, text, exc_info=error, extra={"console": f"{text}: {kind}: {error}"})
 
 
 def as_failure(error: SystemExit, iteration: int) -> RuntimeError:

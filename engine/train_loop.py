@@ -23,7 +23,8 @@ from ..hooks.functions import on_event
 from ..hooks.hook_list import HookList, WithHooks
 from . import comm
 from .parallel.rank_sync import RankSync
-from .run_end import StopRequest, TrainResult, as_failure, not_called
+from .run_end import StopRequest, TrainResult, as_failure, log_error, not_called
+from .setup.logger import setup_logger
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,6 @@ class TrainerBase(WithHooks):
         """
         if self.hooks.running:
             raise RuntimeError(_RUNNING)
-        logger.info("Starting training from iteration %d", start_iter)
         self.iter = self.start_iter = start_iter
         self.max_iter = max_iter
         with EventStorage(start_iter) as self.storage:
@@ -236,6 +236,9 @@ class TrainerBase(WithHooks):
 
     def _begin(self) -> None:
         """Prepare for the steps from ``start_iter`` to ``max_iter``, in the open storage."""
+        if not logger.hasHandlers():
+            setup_logger(distributed_rank=comm.get_rank())
+        logger.info("Starting training from iteration %d", self.start_iter)
         starts_over = self.finished_iter >= 0 and self.start_iter != self.finished_iter + 1
         self.storage = get_event_storage()
         if not starts_over and self._loop.storage is not None:
@@ -300,11 +303,7 @@ class TrainerBase(WithHooks):
         self._error = error
         if isinstance(error, ConfigError) and self.finished_iter >= self.start_iter:
             error.exit_code = 1
-        if isinstance(error, Exception):
-            level = logging.DEBUG if isinstance(error, ConfigError) else logging.ERROR  # its message is enough
-            logger.log(level, "Exception during training, at iteration %d", self.iter, exc_info=error)
-        else:
-            logger.warning("%s ended training at iteration %d", type(error).__name__, self.iter)
+        log_error(error, self.iter)
         self.hooks.call("on_exception", (error,), on_error=self._fail)
 
     # ------------------------------------------------------------------ how far the run is

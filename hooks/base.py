@@ -126,7 +126,7 @@ class HookBase:
         """After the last batch of an evaluation, also if it failed: restore what ``before_eval`` changed."""
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
-        """After an evaluation, with its results by test set and metric."""
+        """After an evaluation, with its results by full name, such as ``results["test/accuracy"]``."""
 
     def before_predict(self) -> None:
         """Before predictions are made."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..config import ConfigError, Duration
+from ..config import ConfigError, Duration, suggest
 from ..config.registry import locate
 from .base import HOOK_REGISTRY, Every, HookBase, Period
 from .common import optimizer_in_eval_mode, rng_of_training
@@ -13,6 +13,8 @@ from .history_buffer import combine, median
 from .protocol import TrainerProtocol
 
 logger = logging.getLogger(__name__)
+
+_WIDTH, _SHORTEST = 70, 10  # columns of a console's line after its time, and of a name that is cut
 
 
 @HOOK_REGISTRY.register()
@@ -92,9 +94,10 @@ class EvalHook(HookBase):
         if metrics:
             line = "  ".join(f"{name}: {value:.5g}" for name, value in metrics.items())
             place = "table" if self._main else ""
-            logger.info("Evaluation:  %s  (%.2g s)", line, seconds, extra={"shown_in": place})
+            extra = {"shown_in": place, "console": _short_lines(results, seconds)}
+            logger.info("Evaluation:  %s  (%.2g s)", line, seconds, extra=extra)
         if self._main:
-            trainer.emit("after_eval", results)
+            trainer.emit("after_eval", EvalResults(flatten_names(results)))
 
     def _evaluate_on_start(self) -> None:
         if self.trainer.iter == 0:
@@ -129,6 +132,52 @@ def flatten_names(results: Mapping[str, Any], prefix: str = "", separator: str =
         else:
             flat[prefix + name] = value
     return flat
+
+
+class EvalResults(dict[str, Any]):
+    """The results of an evaluation by full name, such as ``"test/accuracy"``.
+
+    ``results["test"]`` has the results of a test set by metric.
+    """
+
+    def __missing__(self, name: str) -> "EvalResults":
+        start = f"{name}/"
+        found = EvalResults({key.removeprefix(start): value for key, value in self.items() if key.startswith(start)})
+        if not found:
+            raise KeyError(f"{name}{suggest(name, self)}")
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or any(key.startswith(f"{name}/") for key in self)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401 (it would call itself)
+
+
+def _short_lines(results: Mapping[str, Any], seconds: float) -> str:
+    """Return the results as lines for a console of 80 columns, one for each test set: long names are cut on the left,
+    and "…" is in place of metrics that do not fit."""
+    sets = {name: flatten_names(values) for name, values in results.items() if isinstance(values, Mapping)}
+    if others := {name: value for name, value in results.items() if name not in sets}:
+        sets[""] = others
+    lines, took = list[str](), f" ({seconds:.2g} s)"
+    for name, metrics in sets.items():
+        line = f"Evaluation{f' of {name}' * bool(name)}{took}:"
+        line += "".join(f"  {metric}: {float(value):.5g}" for metric, value in metrics.items())
+        length = max(map(len, (name, *metrics)))
+        while len(line) > _WIDTH and length > _SHORTEST:
+            length -= 1
+            line = f"{_cut(name, length) or 'Evaluation'}{took}:"
+            line += "".join(f"  {_cut(metric, length)}: {float(value):.5g}" for metric, value in metrics.items())
+        if len(line) > _WIDTH:
+            line = line[: _WIDTH - 2].rpartition("  ")[0] + "  …"
+        lines.append(line)
+        took = ""
+    return "\n          ".join(lines)
+
+
+def _cut(name: str, length: int) -> str:
+    return name if len(name) <= length else "…" + name[1 - length :]
 
 
 class Monitor:

@@ -12,8 +12,8 @@ from torch import nn
 from ...config import CfgNode, ConfigError, UnknownKeyError, name_of, suggest
 from ...config.values import ObjectName, kind_of
 from ...hooks.common import optimizer_in_eval_mode, rng_of_training, unwrap_model
+from ...hooks.evaluation import EvalResults, names_function
 from ...hooks.evaluation import flatten_names as flatten_results_dict
-from ...hooks.evaluation import names_function
 from ...hooks.hook_list import hook_name
 from .. import comm
 from ..data.build import check_same_length
@@ -108,7 +108,7 @@ def evaluate(
             results = test()
         finally:
             trainer.emit("on_eval_end")
-        trainer.emit("after_eval", results)
+        trainer.emit("after_eval", EvalResults(flatten_results_dict(results)))
     return results
 
 

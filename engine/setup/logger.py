@@ -1,5 +1,6 @@
 """Logging to the console and to a file per rank."""
 
+import copy
 import logging
 import os
 import sys
@@ -13,10 +14,11 @@ LOGGERS = ("hookline", "fvcore", "detectron2")  # ported code logs to the last o
 class _Console(logging.Handler):
     """Shows time and message on the current ``sys.stdout``, which programs, notebooks and tests replace.
 
-    From WARNING on it shows the level too, in color if the console supports it.
+    From WARNING on it shows the level too, in color if the console supports it. A record's attribute ``console`` is
+    shown in place of its message and traceback.
 
     Args:
-        color: use colors if the console is a terminal.
+        color: use colors if the console is a terminal, and the environment variable ``NO_COLOR`` is not set.
         rank: the rank of this process. Only errors of other ranks than 0 are shown.
     """
 
@@ -24,7 +26,7 @@ class _Console(logging.Handler):
         super().__init__(logging.INFO if rank == 0 else logging.ERROR)
         self.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
         self._rank = f"rank {rank}: " if rank else ""
-        self._color = color
+        self._color = color and not os.environ.get("NO_COLOR")
 
     def emit(self, record: logging.LogRecord) -> None:
         shown_in = getattr(record, "shown_in", "")
@@ -39,6 +41,9 @@ class _Console(logging.Handler):
             self.handleError(record)
 
     def format(self, record: logging.LogRecord) -> str:
+        if text := getattr(record, "console", ""):
+            record = copy.copy(record)
+            record.msg, record.args, record.exc_info, record.exc_text = text, None, None, None
         line = super().format(record)
         if record.levelno >= logging.WARNING:
             time, _, message = line.partition("  ")
@@ -85,7 +90,7 @@ def setup_logger(
         output: a folder (the file is ``log.txt``), or a file ending in .txt or .log. Files of other ranks end in
             ``.rank1`` and so on. None: no file.
         distributed_rank: the rank of this process.
-        color: use colors if the console is a terminal.
+        color: use colors if the console is a terminal, and the environment variable ``NO_COLOR`` is not set.
         name: the logger; its child loggers are included.
         abbrev_name: ignored; for compatibility with detectron2.
 

@@ -22,7 +22,7 @@ from ...hooks.protocol import TrainerProtocol
 from .. import comm
 from ..evaluation import format_results
 from ..modeling.build import model_summary
-from ..train_loop import TrainResult
+from ..run_end import TrainResult
 
 logger = logging.getLogger(__name__)
 

@@ -2,10 +2,13 @@
 
 import copy
 import logging
+import re
+import sys
 
 import pytest
 import torch
 from fvcore.common.param_scheduler import LinearParamScheduler
+from ranks import finish, fork
 from small_runs import Net, same
 from torch import nn
 
@@ -526,3 +529,28 @@ def test_a_train_step_that_returns_none_skips_its_batch(caplog):
     torch.testing.assert_close(weight([torch.cat([good, bad])], 1, accumulation_steps=2), expected)
     with pytest.raises(FloatingPointError, match=r"returned None.*NONFINITE_LIMIT"):
         weight([bad], 5, nonfinite_limit=3)
+
+
+FAILS = """
+import torch
+from hookline.engine import TrainerBase
+
+class MyTrainer(TrainerBase):
+    def run_step(self):
+        torch.nn.Linear(5, 4)(torch.zeros(2, 3))
+
+MyTrainer().train(0, 4)
+"""
+
+
+def test_any_trainer_logs_to_the_console_and_a_failing_step_is_shown_once(tmp_path):
+    (tmp_path / "fails.py").write_text(FAILS)
+    code, output = finish(fork([sys.executable, "fails.py"], tmp_path))
+    assert code == 1
+    begin, error, *_ = output.splitlines()
+    assert begin.endswith("  Starting training from iteration 0")
+    assert "  ERROR: Exception during training, at iteration 0: RuntimeError: mat1 and mat2" in error
+    assert output.count("Traceback") == 1
+    last = output.rstrip().splitlines()[-1]
+    line = "torch.nn.Linear(5, 4)(torch.zeros(2, 3))"
+    assert re.fullmatch(rf'your line: File "\S*fails.py", line 7, in run_step: {re.escape(line)}', last)

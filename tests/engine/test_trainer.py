@@ -438,7 +438,7 @@ def test_an_evaluation_outside_of_training_leaves_the_run_alone(make, caplog):
     trainer = make(test=points(8, 1), hooks=[stopping, listener], **options)
     trainer.evaluate(points(4, 3))  # other data: no results for hooks
     assert not seen
-    assert trainer.evaluate() == seen.pop()
+    assert trainer.evaluate() == {"test": seen.pop()["test"]}
     trainer.train()
     before = stopping.best, stopping.count, trainer.optimizer.param_groups[0]["lr"]
     for _ in range(3):

@@ -1,12 +1,14 @@
 import contextlib
 import math
 import random
+import re
 
 import numpy as np
 import pytest
 import torch
 from metric_runs import Losses, at
 
+from hookline.engine import setup_logger
 from hookline.hooks import CallbackHook, EvalHook, StopTraining
 
 
@@ -61,6 +63,34 @@ def test_nested_results_are_put_under_full_names_and_not_smoothed(log):
     assert math.isnan(latest["extra"][0])
     assert trainer.storage.smoothing_hints() == {"loss": True} | dict.fromkeys(latest.keys() - {"loss"}, False)
     assert any(line.startswith("Evaluation:  test/accuracy: 0.5  test/by_class/0: 1") for line in log.messages)
+
+
+def test_the_console_has_a_line_of_at_most_80_columns_for_each_test_set(capsys, tmp_path):
+    setup_logger(str(tmp_path))
+    names = ("average_precision_of_small_boxes", "recall", "average_precision")
+    evaluations(0, end=1, results={"few": {"accuracy": 0.5}, "boxes_2017_test": dict.fromkeys(names, 0.25), "x": 1})
+    evaluations(0, end=1, results={"many": {f"accuracy_of_{number}": 0.125 for number in range(20)}})
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    few, boxes, others, many = (line[10:] for line in lines if ": 0." in line or "x: 1" in line)
+    assert re.fullmatch(r"Evaluation of few \(\S+ s\):  accuracy: 0\.5", few)
+    assert boxes == "…es_2017_test:  …_small_boxes: 0.25  recall: 0.25  …ge_precision: 0.25"
+    assert others == "Evaluation:  x: 1"
+    assert re.fullmatch(r"many \(\S+ s\):  …racy_of_0: 0\.125  …racy_of_1: 0\.125  …", many)
+    assert "boxes_2017_test/average_precision_of_small_boxes: 0.25" in (tmp_path / "log.txt").read_text()
+
+
+def test_hooks_get_results_by_full_name_and_by_test_set():
+    seen = []
+    listener = CallbackHook(after_eval=lambda trainer, results: seen.append(results))
+    evaluations(0, listener, end=1, results={"test": {"accuracy": 0.5, "by_class": {"0": 1}}, "extra": 2})
+    (results,) = seen
+    assert results == {"test/accuracy": 0.5, "test/by_class/0": 1, "extra": 2}
+    assert (results["test"]["accuracy"], results["test"]["by_class"]["0"], results["extra"]) == (0.5, 1, 2)
+    assert results.get("test", {}).get("accuracy") == 0.5
+    assert ("test" in results, "tes" in results, results.get("tes")) == (True, False, None)
+    with pytest.raises(KeyError, match="tests/accuracy; did you mean 'test/accuracy'"):
+        results["tests/accuracy"]
 
 
 @pytest.mark.parametrize(("results", "named"), [(0.5, "0.5"), ({"a": {"b": "good"}}, "'a/b' is 'good'")])

@@ -59,6 +59,18 @@ def test_other_ranks_write_to_their_own_files_and_errors_to_the_console_too(logg
         assert ("from another rank" in text) == has_all
 
 
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_warnings_stand_out_in_a_terminal_unless_no_color_is_set(logger, capsys, monkeypatch, no_color):
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    setup_logger(name=logger.name)
+    logger.warning("careful")
+    logger.info("all is well")
+    warning, info = console(capsys)
+    assert warning.startswith("\033[33m") != bool(no_color)
+    assert "\033" not in info
+
+
 class Tee:
     """As scripts that also write a file of their own have it: without isatty()."""
 

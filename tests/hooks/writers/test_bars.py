@@ -203,7 +203,7 @@ def test_log_lines_appear_above_the_bar_and_the_log_file_is_plain(open_terminal,
     assert "█" not in text
 
 
-def test_a_failure_shows_the_full_traceback_and_restores_the_terminal(open_terminal):
+def test_a_failure_is_shown_above_the_bar_and_restores_the_terminal(open_terminal):
     terminal = open_terminal()
     setup_logger()
 
@@ -218,7 +218,7 @@ def test_a_failure_shows_the_full_traceback_and_restores_the_terminal(open_termi
     assert len(shown_bars(terminal)) == 1
     lines = terminal.screen()  # which has no escape codes to undo
     assert " 4/10 " in lines[-2]
-    assert {"Traceback (most recent call last):", "ValueError: the real error"} <= set(lines)
+    assert any(line.endswith("Exception during training, at iteration 4: ValueError: the real error") for line in lines)
 
 
 # ---------------------------------------------------------------------- terminals
