@@ -33,7 +33,7 @@ class MetricsEvaluator(DatasetEvaluator):
     """Updates metrics with predictions and targets, batch by batch.
 
     A metric whose result is a dict, such as torchmetrics' ``MetricCollection``, adds its entries to the results; under
-    a name that was given to it, all of them with that name in front.
+    a name that was given to it, all of them with that name in front. ``Loss`` adds the terms of a loss of several.
 
     Args:
         dataset_name: name of the results.
@@ -123,6 +123,9 @@ class MetricsEvaluator(DatasetEvaluator):
                     if not isinstance(number, SupportsFloat):
                         raise TypeError(f"the metric {self.dataset_name}/{full} is not a number but {number!r}")
             results.update(found)
+        for metric in self.metrics.values():
+            for name, value in metric.terms().items() if isinstance(metric, Loss) else ():
+                results.setdefault(name, value)  # a metric may have the name of a term
         return {self.dataset_name: results}
 
 

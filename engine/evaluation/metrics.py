@@ -116,7 +116,7 @@ class Accuracy(MeanMetric):
 
 @METRIC_REGISTRY.register()
 class Loss(MeanMetric):
-    """The loss ``MODEL.LOSS`` over the whole set, as if computed in one batch.
+    """The loss ``MODEL.LOSS`` over the whole set, as if computed in one batch, and its terms if it has several.
 
     A loss that returns a sum is divided by the number of samples. A loss that torch does not compute is taken as the
     mean over samples, unless it returns the number of its items.
@@ -133,6 +133,19 @@ class Loss(MeanMetric):
         self._loss: Callable[[Outputs, Outputs], Any] | None = build_loss(cfg)
         self.of_model = self._loss is None
 
+    def reset(self) -> None:
+        """Clear the state."""
+        super().reset()
+        self._terms: dict[str, torch.Tensor | int] = {}
+
+    def terms(self) -> dict[str, float]:
+        """Return the mean of each of several losses by name, over all ranks. Every rank calls it."""
+        shares = comm.all_gather(({name: float(value) for name, value in self._terms.items()}, float(self._count)))
+        names, count = dict.fromkeys(chain(*(sums for sums, _ in shares))), sum(count for _, count in shares)
+        return {
+            name: sum(sums.get(name, 0.0) for sums, _ in shares) / count if count else float("nan") for name in names
+        }
+
     def add_losses(self, losses: Mapping[str, Any], samples: int) -> None:
         """Add the losses of a batch that the model computed.
 
@@ -144,11 +157,16 @@ class Loss(MeanMetric):
         losses, terms = dict(losses), num_terms(losses, self._loss)
         count = losses.pop("num_items", samples if terms is None else terms)
         first, *others = losses.values()
-        total = in_double(sum(others, start=first))
-        if isinstance(count, str):  # the losses are sums
-            return self.add(total, samples)
-        items = torch.as_tensor(count, device=total.device)
-        self.add(torch.where(items > 0, total * items, 0.0), items)
+        items = torch.as_tensor(samples if isinstance(count, str) else count, device=first.device)
+
+        def whole(loss: torch.Tensor) -> torch.Tensor:
+            if isinstance(count, str):  # the losses are sums
+                return in_double(loss)
+            return torch.where(items > 0, in_double(loss) * items, 0.0)
+
+        self.add(whole(sum(others, start=first)), items)
+        for name, loss in losses.items() if others else ():
+            self._terms[name] = self._terms.get(name, 0) + whole(loss.detach())
 
     def update(self, preds: Outputs, target: Outputs, inputs: Batch = None) -> None:
         """Add one batch.

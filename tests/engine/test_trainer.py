@@ -356,6 +356,33 @@ def test_a_hook_reads_the_losses_of_a_test_batch(make, model, loss):
     assert sum(losses[-2:]) / 2 == pytest.approx(results["test/loss"], rel=1e-5)
 
 
+def two_terms(scores, target):
+    return {"ce": nn.functional.cross_entropy(scores, target), "size": 0.1 * scores.square().mean()}
+
+
+class TwoTerms(OwnLoss):
+    def forward(self, batch):
+        scores = self.layers(batch[0])
+        return two_terms(scores, batch[1]) if self.training else scores
+
+
+@pytest.mark.parametrize(("model", "loss"), [(Net, two_terms), (TwoTerms, None)])
+def test_the_terms_of_a_loss_are_on_the_console_and_in_the_results(make, capsys, model, loss):
+    def size(scores, targets):
+        return 3.0
+
+    config = {"LOG.WRITERS": ["CommonMetricPrinter"]}
+    trainer = make(model, test=points(10, 1), loss=loss, config=config)
+    results = trainer.train().metrics
+    expected = two_terms(trainer.predict(), points(10, 1).tensors[1])
+    for name, value in {**expected, "loss": sum(expected.values())}.items():
+        assert results[f"test/{name}"] == pytest.approx(value.item(), rel=1e-5)
+    assert re.search(r"iter: 5/6 .* ce: \d\S+  size: \d", capsys.readouterr().out)
+    found = make(model, loss=loss, metrics=[size, "Loss"], folder="b").evaluate(points(10, 1))["test"]
+    assert found["size"] == 3.0  # a metric of that name
+    assert found.keys() == {"size", "loss", "ce"}
+
+
 def test_outputs_in_dicts_and_lists_that_must_fit_together(make):
     class Several(Net):
         def forward(self, x):
