@@ -11,7 +11,7 @@ import os
 import pickle
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed import checkpoint as dcp
@@ -27,14 +27,12 @@ from torch.distributed.checkpoint.metadata import (
 
 from ...config.errors import ConfigError, first_line
 
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
-
 Keys = tuple[str, ...]
 """A place in nested dicts and lists."""
 
-Like = Callable[[Keys, torch.Size], "DTensor | None"]
-"""Returns a tensor that is sharded like the one at a place; None if that one is not sharded."""
+Like = Callable[[Keys, torch.Size], torch.Tensor | None]
+"""Returns a tensor that is sharded like the one at a place; None if that one is not sharded. On the device meta: the
+tensor at this place is not read."""
 
 
 def read_metadata(path: str) -> Metadata:
@@ -85,7 +83,9 @@ def read_tensors(path: str, wanted: Callable[[Keys], bool], like: Like | None = 
             if isinstance(entry, TensorStorageMetadata) and wanted(keys):
                 one, dtype = like(keys, entry.size) if like is not None else None, entry.properties.dtype
                 empty = torch.empty(entry.size, dtype=dtype) if one is None else torch.empty_like(one, dtype=dtype)
-                tensors[name] = found[keys] = empty.detach()
+                found[keys] = empty.detach()
+                if not empty.is_meta:
+                    tensors[name] = found[keys]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is")  # a single process is fine
             dcp.load(tensors, storage_reader=_Reader(path, metadata), planner=_Planner())

@@ -93,15 +93,15 @@ def build_model(cfg: CfgNode) -> nn.Module:
         ConfigError: the name, the arguments or the device are wrong, or a pattern of ACTIVATION_CHECKPOINTING or
             COMPILE.MODULES matches nothing.
     """
-    if not cfg.MODEL.NAME:
+    wanted = cfg.MODEL
+    if not wanted.NAME:
         raise ConfigError(
             'MODEL.NAME is empty: set it to a registered model such as "MLP", or to "package.module:Class"'
         )
-    device = resolve_device(cfg.MODEL.DEVICE)
+    device = resolve_device(wanted.DEVICE)
     model: nn.Module = MODEL_KEY.build(cfg)
     if comm.get_world_size() == 1 or not build_strategy(cfg).shards_weights:
         model = model.to(device)
-    wanted = cfg.MODEL
     recomputes = wanted.ACTIVATION_CHECKPOINTING or wanted.ACTIVATION_CHECKPOINTING_KEEP
     if wanted.COMPILE.ENABLED or wanted.CHANNELS_LAST or wanted.SYNC_BATCHNORM or recomputes:
         model = apply_model_options(cfg, model, device)

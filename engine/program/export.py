@@ -5,8 +5,9 @@ import inspect
 import io
 import json
 import os
+import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -19,7 +20,7 @@ from torch.utils import _pytree as pytree
 import hookline
 
 from ...config import CfgNode, ConfigError, get_cfg, name_of
-from ...config.atomic import replace_file
+from ...config.atomic import replace_file, replace_text
 from ...config.errors import first_line, printable
 from ...hooks.common import plain_name
 from ...runs.reading import WRITTEN_BY, check_output
@@ -71,13 +72,14 @@ def export(args: argparse.Namespace) -> Exported:
     Raises:
         ConfigError: bad input, in which case nothing is written.
     """
-    format = check_format(args.output, args.format, args.checkpoint)
-    if format not in ("torch-export", "onnx"):
+    size = args.max_shard_size
+    format = args.format or "safetensors" if size else check_format(args.output, args.format, args.checkpoint)
+    if size or format not in ("torch-export", "onnx"):
         if args.config_file or args.trust_config or args.opts:
             raise ConfigError(
                 f"--config-file, --trust-config and config keys are for whole programs, not for the format {format}"
             )
-        return export_weights(args.checkpoint, args.output, weights=args.weights, format=format)
+        return export_weights(args.checkpoint, args.output, weights=args.weights, format=format, max_shard_size=size)
     path = args.config_file or os.path.join(os.path.dirname(find_checkpoint(args.checkpoint)), "config.yaml")
     if not args.config_file and not (args.trust_config and os.path.isfile(path)):
         raise ConfigError(
@@ -91,9 +93,14 @@ def export(args: argparse.Namespace) -> Exported:
 
 
 def export_weights(
-    source: str | os.PathLike[str], output: str | os.PathLike[str], *, weights: str = "auto", format: str = ""
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    weights: str = "auto",
+    format: str = "",
+    max_shard_size: str = "",
 ) -> Exported:
-    """Write only the weights of a checkpoint to a file, atomically.
+    """Write only the weights of a checkpoint to a file, atomically, or to a folder of files.
 
     Args:
         source: see :func:`~hookline.engine.checkpoint.find_checkpoint.find_checkpoint`.
@@ -102,20 +109,33 @@ def export_weights(
         weights: which weights: see :func:`~hookline.engine.checkpoint.weights.choose_weights`.
         format: "safetensors", or "pth" for ``torch.save(model.state_dict())``; by default from the extension. A
             safetensors file stores shared weights once, with their other names in its metadata.
+        max_shard_size: such as "5GB": ``output`` is a new or empty folder, which gets safetensors files of at most
+            this size (larger for a larger weight), and then an index as that of Hugging Face. A sharded checkpoint is
+            read file by file: twice the size is needed in memory.
 
     Raises:
         ConfigError: an argument is wrong, or the source cannot be read or written in that format.
         OSError: the file cannot be written.
     """
     output, path = os.fspath(output), find_checkpoint(os.fspath(source))
-    format = check_format(output, format, path, choices=("safetensors", "pth"))
-    checkpoint = read_checkpoint(path, mmap=True)
+    limit = _check_shards(output, format, max_shard_size) if max_shard_size else 0
+    format = "safetensors" if limit else check_format(output, format, path, choices=("safetensors", "pth"))
+    checkpoint = read_checkpoint(path, mmap=True, like=_later if limit else None)
     tensors, what = choose_weights(checkpoint, weights, path)
     state = {plain_name(name): value for name, value in tensors.items()}
     metadata = {"format": "pt", "hookline": hookline.__version__, **origin(checkpoint), "weights": what}
     if "left_out" in checkpoint and what == "model":
         metadata["left_out"] = f"{len(checkpoint['left_out']['names'])} frozen weights"
     if format == "safetensors":
+        for name, value in state.items():
+            if not isinstance(value, torch.Tensor):
+                raise ConfigError(
+                    f"a safetensors file holds tensors only, and {name} (the extra state of a module) is not one; "
+                    "use the format pth"
+                )
+    if limit:
+        _write_shards(state, output, metadata, limit, path, checkpoint)
+    elif format == "safetensors":
         _write_safetensors(state, output, metadata)
     else:
         marked = OrderedDict(state)
@@ -167,20 +187,61 @@ def origin(checkpoint: Mapping[str, object]) -> dict[str, str]:
     return found
 
 
-def _write_safetensors(state: Mapping[str, object], output: str, metadata: dict[str, str]) -> None:
+def _check_shards(output: str, format: str, size: str) -> int:
+    """Return the bytes of a size, and check that ``output`` can be a folder of shards."""
+    found = re.fullmatch(r"(\d+)([KMGT])B", size, re.IGNORECASE)
+    if not found or not int(found[1]):
+        raise ConfigError(f"{size!r} is not the size of a shard; write, for example, 500MB or 5GB")
+    if format not in ("", "safetensors"):
+        raise ConfigError(f"only safetensors files are written in shards, not the format {format}")
+    free = not os.path.lexists(output) or (os.path.isdir(output) and not os.listdir(output))
+    if not free or os.path.splitext(output)[1] in sum(FORMATS.values(), ()):
+        raise ConfigError(f"{output}: shards are written to a new or empty folder; give the name of one")
+    return int(found[1]) * 1000 ** (" KMGT".index(found[2].upper()))
+
+
+def _later(keys: tuple[str, ...], shape: torch.Size) -> torch.Tensor | None:
+    """Say which sharded tensors are not read now: those that a checkpoint has under the keys of its folder."""
+    later = (keys[0] == "model" and len(keys) > 1) or "averaged_model" in keys
+    return torch.empty(shape, device="meta") if later else None
+
+
+def _write_shards(
+    state: Mapping[str, torch.Tensor], output: str, metadata: dict[str, str], limit: int, path: str, checkpoint: object
+) -> None:
+    from ..checkpoint.sharded import read_tensors, walk  # torch.distributed.checkpoint: half a second
+
+    places = dict[int, tuple[str, ...]]()
+    walk(checkpoint, lambda keys, value: places.setdefault(id(value), keys))
+    shards, room = list[dict[str, torch.Tensor]](), 0
+    for name, value in state.items():
+        if not shards or value.nbytes > room:
+            shards, room = [*shards, {}], limit
+        shards[-1][name], room = value, room - value.nbytes
+    files: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        names = {places[id(value)]: name for name, value in shard.items() if value.is_meta}
+        read = read_tensors(path, names.__contains__) if names else {}
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        tensors = {**shard, **{names[place]: value for place, value in read.items()}}
+        files |= dict.fromkeys(_write_safetensors(tensors, os.path.join(output, file), dict(metadata)), file)
+        del read, tensors  # before the next ones are read
+    total = sum(value.nbytes for shard in shards for name, value in shard.items() if name in files)
+    index = {"metadata": {"total_size": total}, "weight_map": files}
+    replace_text(os.path.join(output, "model.safetensors.index.json"), json.dumps(index, indent=1))
+
+
+def _write_safetensors(state: Mapping[str, torch.Tensor], output: str, metadata: dict[str, str]) -> Iterable[str]:
+    """Write a file, and return the names of the weights that it stores."""
     try:
-        from safetensors.torch import save
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
     except ImportError:
         raise ConfigError("the package safetensors is not installed: pip install safetensors") from None
     tensors: dict[str, torch.Tensor] = {}
     kept: dict[tuple[object, ...], str] = {}
     storages: set[int] = set()
     for name, value in state.items():
-        if not isinstance(value, torch.Tensor):
-            raise ConfigError(
-                f"a safetensors file holds tensors only, and {name} (the extra state of a module) is not one; "
-                "use the format pth"
-            )
         storage = value.untyped_storage().data_ptr()
         if storage and value.numel():
             same = kept.setdefault((value.data_ptr(), value.shape, value.stride(), value.dtype), name)
@@ -190,9 +251,18 @@ def _write_safetensors(state: Mapping[str, object], output: str, metadata: dict[
         # Views of one larger tensor are written as separate tensors.
         tensors[name] = value.clone().contiguous() if storage in storages else value.contiguous()
         storages.add(storage)
-    # Not save_file(), which would replace the temporary file that is flushed to disk.
-    content = save(tensors, metadata)
-    _replace(output, lambda file: file.write(content))
+
+    def write(file: IO[bytes]) -> None:
+        try:
+            save_file(tensors, file.name, metadata)  # replaces the open file by one that only its owner may read
+        except SafetensorError as error:
+            raise OSError(f"{output} cannot be written: {error}") from error
+        os.chmod(file.name, os.fstat(file.fileno()).st_mode)
+        with open(file.name, "rb") as new:
+            os.fsync(new.fileno())
+
+    _replace(output, write)
+    return tensors
 
 
 # ---------------------------------------------------------------------------- programs

@@ -113,6 +113,19 @@ def test_the_weights_of_a_run_are_exported(command, trained, tmp_path, option, a
     assert f"weights: {'averaged by EMA' if averaged else 'model'}" in out
 
 
+def test_the_weights_of_a_run_are_exported_in_shards(command, trained, tmp_path):
+    output = tmp_path / "shards"
+    words = ("export", "--checkpoint", "run", "--weights", "model", "--output", f"{output}/", "--max-shard-size")
+    code, out, err = command(*words, "1KB")
+    assert (code, err) == (0, "")
+    assert f"{output}/: 4 weights" in out
+    expected = torch.load(trained / "run/model_final.pth", weights_only=True)["model"]
+    got = {name: value for file in output.glob("*.safetensors") for name, value in load_file(file).items()}
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+    code, _, err = command(*words, "1KB")
+    assert (code, f"{output}/: shards are written to a new or empty folder" in err) == (2, True)
+
+
 def test_a_program_is_exported_with_the_runs_own_config(command, tmp_path):
     output = tmp_path / "net.pt2"
     code, out, err = command("export", "--checkpoint", "run", "--output", output, "--trust-config")

@@ -139,6 +139,7 @@ _FORMATS = ("safetensors", "pth", "torch-export", "onnx")
   hookline export --checkpoint output/run --output model.pt2 --trust-config""",
     _arg("--checkpoint", required=True, metavar="PATH", help="a file, or a run's folder"),
     _arg("--output", required=True, metavar="FILE", help="file to write"),
+    _arg("--max-shard-size", default="", metavar="5GB", help="write a folder of safetensors files of this size"),
     _arg("--weights", choices=("auto", "model", "averaged"), default="auto", metavar="W", help="auto, model, averaged"),
     _arg("--format", choices=_FORMATS, default="", metavar="F", help=f"{', '.join(_FORMATS)} (or by extension)"),
     _arg("--config-file", default="", metavar="FILE", help="for a program: a config of yours"),
