@@ -52,7 +52,6 @@ class ModelAdapter:
             that the batch has.
 
     Attributes:
-        turn: the model's argument ``optimizer`` in a step in which optimizers take turns; otherwise empty.
         on_count: is called before the model with the number of terms that the loss will be the mean of, if the target
             alone tells it.
 
@@ -83,9 +82,8 @@ class ModelAdapter:
         of_torch = getattr(function, "__module__", "") == "torch.nn.functional"
         self._takes_tensor = of_torch or isinstance(loss, nn.modules.loss._Loss)
         self._target_parameter = self._find_target_parameter() if loss is not None and self.output_mapping else ""
-        self.turn = ""
         self.on_count: Callable[[Tensor], None] | None = None
-        self._calls: dict[Any, Call] = {}  # by training or not, turn, and form of the batch
+        self._calls: dict[Any, Call] = {}  # by whether they are for training, and the form of their batches
         self._logged: set[str] = set()
 
     def __getstate__(self) -> dict[str, object]:
@@ -258,7 +256,7 @@ class ModelAdapter:
         try:
             if call.step is not None:
                 return call.step(batch)
-            if call.names is None and not call.unpacked and not call.turn:
+            if call.names is None and not call.unpacked:
                 output = call.model(batch if call.part is None else batch[call.part])
             else:
                 args, named = call.arguments(batch)
@@ -289,11 +287,9 @@ class ModelAdapter:
             form = type(batch), len(batch), tuple(first) if named else None
         elif isinstance(batch, Mapping):
             form = type(batch), tuple(batch)
-        turn = self.turn if training else ""
-        call = self._calls.get((training, turn, form))
+        call = self._calls.get((training, form))
         if call is None or call.model is not model:
-            call = self.inputs.call(model, batch, training, self.loss is not None, turn)
-            self._calls[training, turn, form] = call
+            call = self._calls[training, form] = self.inputs.call(model, batch, training, self.loss is not None)
             used = str(call) if call.step is None else f"model.{'train_step' if training else 'predict_step'}(batch)"
             use, level = ("training", logging.INFO) if training else ("evaluation or prediction", logging.DEBUG)
             self._log_once(level, f"A batch of {use} is used as {used}")

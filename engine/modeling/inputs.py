@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -32,7 +31,6 @@ class Call:
         unpacked: each input is an argument.
         names: the entry of each keyword argument; None: the inputs are passed by position.
         target: the entry of the batch that the loss's target is; None: the model computes its losses.
-        turn: the model's argument ``optimizer``; if it is empty, the model is called without one.
         step: called with the batch instead of the model: its ``train_step`` or ``predict_step``.
     """
 
@@ -41,16 +39,14 @@ class Call:
     unpacked: bool = False
     names: dict[str, Any] | None = None
     target: object = None
-    turn: str = ""
     step: Callable[[Any], Any] | None = None
 
     def arguments(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the model's arguments for a batch, by position and by name."""
         inputs = batch if self.part is None else batch[self.part]
-        named = {"optimizer": self.turn} if self.turn else {}
         if self.names is not None:
-            return (), {name: part_of(inputs, entry) for name, entry in self.names.items()} | named
-        return tuple(inputs) if self.unpacked else (inputs,), named
+            return (), {name: part_of(inputs, entry) for name, entry in self.names.items()}
+        return tuple(inputs) if self.unpacked else (inputs,), {}
 
     def __str__(self) -> str:
         part = "" if self.part is None else "[0]" if self.part == 0 else "[:-1]"
@@ -84,7 +80,7 @@ class InputRule:
         self.mapping = dict(mapping or {})
         self.target_names = (target,) if target else TARGET_NAMES
 
-    def call(self, model: nn.Module, batch: Any, training: bool, has_loss: bool, turn: str = "") -> Call:
+    def call(self, model: nn.Module, batch: Any, training: bool, has_loss: bool) -> Call:
         """Return how a model is called with batches like this one.
 
         Args:
@@ -92,19 +88,16 @@ class InputRule:
             batch: a batch.
             training: whether its losses are wanted, and not predictions. Batches to predict may lack the target.
             has_loss: whether there is a loss that needs the target.
-            turn: the argument ``optimizer`` of ``forward``, which is not an input, if it is not empty.
 
         Raises:
             MismatchError: the batch does not fit the model.
         """
-        module, call = unwrap_model(model), Call(model, turn=turn)
+        module, call = unwrap_model(model), Call(model)
         step = getattr(module, "train_step" if training else "predict_step", None)
-        if callable(step) and not turn:
+        if callable(step):
             call.step = _through_forward(model, module, step) if training else step
             return call
-        forward = getattr(module, "forward", module)
-        taken = parameters_of(partial(forward, optimizer=turn) if turn else forward)
-        taken = taken or Parameters(any_position=True, any_keyword=True)
+        taken = parameters_of(getattr(module, "forward", module)) or Parameters(any_position=True, any_keyword=True)
         required = set(taken.required) & set(taken.positions)
         # A model with train_step(batch) splits the batch there; its forward takes the inputs without the target.
         has_target = has_loss or (not training and callable(getattr(module, "train_step", None)))

@@ -2,12 +2,15 @@
 
 import inspect
 from collections.abc import Mapping
+from copy import copy
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from ...config import ConfigError
 from ...hooks.common import unwrap_model
+from ..modeling.adapters import ModelAdapter
 from .loss_weights import forward_backward_weighted
 from .protocol import StepTrainer
 
@@ -48,6 +51,9 @@ class AlternatingStep:
     all.
     """
 
+    def __init__(self) -> None:
+        self._adapters: dict[str, tuple[ModelAdapter, nn.Module, Any]] = {}
+
     def check(self, trainer: StepTrainer, usual: type) -> None:
         """Everything that a usual step supports works in turns, too."""
 
@@ -59,7 +65,7 @@ class AlternatingStep:
             for name, optimizer in optimizers.named.items():
                 if trainer.zero_grad_before_forward:
                     trainer.zero_grad()
-                trainer.optimizer, adapter.turn = optimizer, name
+                trainer.optimizer, trainer.adapter = optimizer, self._adapter(adapter, trainer.model, name)
                 if trainer.accumulation_steps > 1 or trainer.averaging_ranks > 1:
                     losses = forward_backward_weighted(trainer, batch)
                 else:
@@ -68,12 +74,23 @@ class AlternatingStep:
                 total = total + sum(loss.detach() for loss in losses.values())
                 with trainer.storage.name_scope(name):  # grad_norm
                     trainer.optimizer_step()
-                trainer.optimizer, adapter.turn = optimizers, ""
+                trainer.optimizer, trainer.adapter = optimizers, adapter
                 if not trainer.zero_grad_before_forward:
                     trainer.zero_grad()  # of all: a turn leaves gradients in the parameters of others, too
         finally:
-            trainer.optimizer, adapter.turn = optimizers, ""
+            trainer.optimizer, trainer.adapter = optimizers, adapter
         if (trainer.iter + 1) % trainer.gather_metric_period == 0:
             if trainer.averaging_ranks > 1:
                 trainer.storage.over_ranks["total_loss"] = "loss"
             trainer.storage.put_scalar("total_loss", total)
+
+    def _adapter(self, adapter: ModelAdapter, model: nn.Module, name: str) -> Any:
+        """Return an adapter that gives the model the name of an optimizer, as its argument ``optimizer``."""
+        found = self._adapters.get(name)
+        if found is None or found[:2] != (adapter, model):
+            call: Any = partial(model, optimizer=name)
+            call.forward = partial(unwrap_model(model).forward, optimizer=name)  # the adapter reads its signature
+            bound: Any = copy(adapter)
+            bound.losses = lambda model, batch: type(adapter).losses(bound, call, batch)
+            found = self._adapters[name] = (adapter, model, bound)
+        return found[2]
