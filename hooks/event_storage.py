@@ -60,10 +60,7 @@ class EventStorage(MediaStorage):
         self.evaluated: set[str] = set()  # names of metrics that are results of evaluations
         self.evaluations_left: dict[Any, float] = {}  # seconds of all further evaluations, by EvalHook
         self.on_bar: set[str] = set()  # names of metrics that a progress bar shows first
-        # What has been passed to writers of rows: a number of rows() and an iteration; None if there are none. Writers
-        # begin at the position that was loaded.
-        self.written: tuple[int, int] | None = None
-        self.loaded = (0, -1)
+        self.loaded = 0  # the number of the last value that load_state_dict() loaded; see rows()
 
     def put_scalar(
         self,
@@ -240,7 +237,6 @@ class EventStorage(MediaStorage):
             "histories": {name: history.state_dict() for name, history in histories.items()},
             "smoothing_hints": {name: self._smoothing_hints[name] for name in histories},
             "number": self._number,
-            "written": None if self.written is None else [*self.written],
             "evaluated": sorted(self.evaluated),
             **self.media_state(),
         }
@@ -252,10 +248,7 @@ class EventStorage(MediaStorage):
                 self._buffers[name] = HistoryBuffer()
                 self._buffers[name].load_state_dict(state)
                 self._smoothing_hints[name] = state_dict["smoothing_hints"][name]
-            self._number = int(state_dict["number"])
-            written = state_dict.get("written")  # not in a checkpoint of the version before
-            self.written = None if written is None else (int(written[0]), int(written[1]))
-            self.loaded = self.written or (self._number, -1)
+            self._number = self.loaded = int(state_dict["number"])
             self._rows.clear()
             self._reported.clear()
             self.evaluated = set(state_dict["evaluated"])

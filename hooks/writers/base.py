@@ -62,30 +62,41 @@ class RowWriter(EventWriter):
     """Whether it also writes images, histograms and texts."""
     # On the class, for subclasses with a write() of their own that do not call __init__, as projects of detectron2.
     _window_size = 20
-    # The position in the storage whose rows are written; see EventStorage.rows().
-    _seen, _last_write = 0, -1
-    _storage: "weakref.ref[EventStorage] | None" = None
+    _seen = 0  # see EventStorage.rows()
+    _last_write = -1
+    _resumed = False  # a state was loaded, which the next run continues
     _first = 0  # first iteration whose rows come from this run
+    _storage: "weakref.ref[EventStorage] | None" = None  # whose rows are written
     _waiting: Sequence[Any] = ()  # collected and not written
 
     def __init__(self, window_size: int = 20) -> None:
         self._window_size = window_size
 
     def resume(self, start_iter: int) -> None:
-        self._waiting, self._first = (), start_iter  # what waits is of a run that failed; this one writes its own
-        if has_event_storage():
-            self._begin(get_event_storage())
+        self._waiting = ()  # of a run that failed; this one writes its own
+        if self._resumed:
             # The last run may have evaluated after its last step, an iteration that this run writes again. And a
             # checkpoint may hold earlier metrics that were not yet written.
             self._last_write = min(self._last_write, start_iter - 1)
-            if self._last_write >= 0:
-                self._first = self._last_write + 1
+            self._first = self._last_write + 1
+        else:
+            self._first = start_iter
+        self._begin(get_event_storage() if has_event_storage() else None)
 
-    def _begin(self, storage: EventStorage) -> None:
-        """Write the rows of ``storage`` from now on, from the position that was loaded."""
-        self._storage = weakref.ref(storage)
-        self._seen, self._last_write = storage.loaded
-        storage.written = storage.written or storage.loaded
+    def _begin(self, storage: EventStorage | None) -> None:
+        """Write rows of ``storage`` from now on: what was put since it was loaded, or since the loaded state."""
+        if not self._resumed:
+            self._seen, self._last_write = storage.loaded if storage else 0, -1
+        self._resumed, self._storage = False, weakref.ref(storage) if storage else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the storage, and the last iteration written."""
+        return {"seen": self._seen, "last_write": self._last_write}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load :meth:`state_dict`. The next run's storage must hold the state of the earlier one."""
+        self._seen, self._last_write = state_dict["seen"], state_dict["last_write"]
+        self._resumed = True
 
     def use_folder(self, folder: str) -> None:
         """Write into the folder of a run, if no path was given. :class:`PeriodicWriter` calls it before training."""
@@ -117,7 +128,6 @@ class RowWriter(EventWriter):
         rows, self._seen = storage.rows(self._window_size, self._seen, self._last_write + 1)
         if rows:
             self._last_write = rows[-1][0]
-        storage.written = self._seen, self._last_write
         return rows
 
     def write_rows(self, rows: Sequence[Row]) -> None:

@@ -128,6 +128,7 @@ class _LineWriter(RowWriter):
 
         A file that this class did not write, and any file if the run starts at 0, is renamed (``.old``, ``.old2``).
         """
+        resumed = self._resumed
         super().resume(start_iter)
         if not self.path:  # a subclass opens its file itself
             return
@@ -151,7 +152,7 @@ class _LineWriter(RowWriter):
             if iteration < self._first:
                 kept.append(line)
                 last = max(last, iteration)
-        if last < self._last_write:
+        if resumed and last < self._last_write:
             logger.warning("%s: rows up to iteration %d are missing", self.path, self._last_write)
         if len(kept) < len(lines):
             logger.info("%s: removed the rows from iteration %d; this run writes them again", self.path, self._first)

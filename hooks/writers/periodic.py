@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from operator import methodcaller
 
 from ...config import Duration
@@ -42,7 +42,7 @@ class PeriodicWriter(HookBase):
 
     Writers of rows (:class:`RowWriter`: JSON, CSV, TensorBoard, trackers) write what half a second has collected.
     Before a checkpoint is saved and at the end, all rows are written and synced to the disk. Other writers are called
-    at once. Saves nothing: the storage knows what was written.
+    at once. Saves the writers' position.
 
     Args:
         writers: the writers.
@@ -69,18 +69,17 @@ class PeriodicWriter(HookBase):
         self._every = Every(period, at_end=True)
         self._on_error = on_error
         self._seen = 0
-        self._earlier_state: Mapping[str, int] | None = None
+        self._state: dict[str, Any] | None = None
         self._failing: set[int] = set()  # ids of writers whose error is logged; a dataclass has no hash
         self._next_write = 0.0
 
     def before_train(self) -> None:
         self._every.start()
+        if self._state:  # a second train() continues, as a resume does
+            self.load_state_dict(self._state)
         self._due, self._waiting = False, True
         storage, folder = self.trainer.storage, run_folder(self.trainer)
-        if self._earlier_state is not None:
-            storage.written = storage.loaded = self._earlier_state["seen"], self._earlier_state["last_write"]
-            self._earlier_state = None
-        self._seen, self._take_media = storage.loaded[0], False
+        self._seen, self._take_media = storage.loaded, False
         for writer in self._row_writers:
             self._take_media |= writer.takes_media
             if folder is not None:
@@ -110,18 +109,18 @@ class PeriodicWriter(HookBase):
         due = ending or (self._due if self._has_own_step else self._every(trainer))
         if not due and "write" not in trainer.requests:
             return
-        storage, written = trainer.storage, trainer.storage.written
+        storage = trainer.storage
         if not ending:
             trainer.prepare_for("write")
+        else:
+            # The last rows are off schedule: those of an interruption, or of the final evaluation. A run that continues
+            # writes them again, from the storage, together with what its first step puts.
+            self._state = self._position()
         acts = [self._collect, self._deliver] if ending or time.monotonic() >= self._next_write else [self._collect]
         try:
             self._for_all(*acts)
         finally:
-            if ending:
-                # The last rows are off schedule: those of an interruption, or of the final evaluation. A run that
-                # continues writes them again, from the storage, together with what its first step puts.
-                storage.written = written
-            elif self._take_media:
+            if not ending and self._take_media:
                 storage.clear_media()
         if trainer.listens("after_write"):
             window = self._row_writers[0]._window_size if self._row_writers else 20
@@ -173,11 +172,26 @@ class PeriodicWriter(HookBase):
         if errors:
             raise errors[0]
 
-    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:  # of the version before, which saved it here
-        self._earlier_state = state_dict
-
     def set_max_iter(self, max_iter: int) -> None:
         """Tell writers that show the time left that the length of the run has changed."""
         for writer in self._writers:
             if getattr(writer, "_max_iter", None) is not None:
                 writer._max_iter = max_iter  # type: ignore[attr-defined]
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state or self._position()
+
+    def _position(self) -> dict[str, Any]:
+        """Return the position of the writers of rows. It is the same for all, except for those with a write() of their
+        own, which may not read rows."""
+        return max((writer.state_dict() for writer in self._row_writers), key=lambda state: state["seen"], default={})
+
+    def reset_state(self) -> None:
+        self._state = None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._state = None
+        for writer in self._row_writers:
+            writer.load_state_dict(state_dict)

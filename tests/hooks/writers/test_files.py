@@ -58,8 +58,7 @@ def test_a_csv_file_gets_a_column_when_a_metric_appears(tmp_path):
 # ---------------------------------------------------------------------- resume
 
 
-@pytest.mark.parametrize("version", ["this", "the one before"])
-def test_a_killed_and_resumed_run_has_the_files_of_an_uninterrupted_one(tmp_path, log, version):
+def test_a_killed_and_resumed_run_has_the_files_of_an_uninterrupted_one(tmp_path, log):
     """Writers may come in another order, and a writer that is new has the rows of the resumed run."""
     folder = tmp_path / "run"
     for name in ("whole", "run"):
@@ -73,9 +72,6 @@ def test_a_killed_and_resumed_run_has_the_files_of_an_uninterrupted_one(tmp_path
 
     write(writers(folder), 5, at(29, lambda trainer: trainer.request_save()), at(29, save, "on_save"), end=45)
     [state] = states
-    if version == "the one before":
-        seen, last_write = state["storage"].pop("written")
-        state["hooks"] = {"PeriodicWriter": {"seen": seen, "last_write": last_write}}
     added = CSVWriter(str(folder / "added.csv"), 1)
     write([added, *writers(folder, reversed(FILES))], 5, start=30, state=state)
     for name in FILES:
