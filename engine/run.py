@@ -22,6 +22,7 @@ from ..config import CfgNode, ConfigError, Duration
 from ..config.atomic import check_regular, replace_text, shown_path
 from ..config.run_folder import RECORDS, FolderLock, move_run, recover, recover_if_idle
 from ..config.yaml_files import find_config
+from ..hooks.common import preserve_rng
 from ..hooks.writers.files import back_up
 from . import comm
 from .checkpoint.find_checkpoint import named_checkpoint
@@ -198,7 +199,8 @@ class Run:
         if run.kind != "inference":  # begins when the weights are loaded, by begin_run() or test()
             cls.opened = None
         if cfg.DATASETS.TEST and run.kind != "inference" and {"build_evaluator", "test"}.isdisjoint(overridden):
-            check_metrics(cfg)
+            with preserve_rng():  # a metric may draw
+                check_metrics(cfg)
         cfg = cfg.thawed()  # the user's keeps its relative path
         cfg.OUTPUT_DIR = run.path  # the program may change its working directory
         if cfg.FAST_DEV_RUN:

@@ -209,7 +209,10 @@ class SimpleTrainer(TrainerBase):
         listeners = self.hooks.listeners
         if listeners["before_forward"]:
             self.emit("before_forward", batch)
-        loss_dict, terms = (self.forward(batch), None) if weights is None else weights.counted(self.forward, batch)
+        if weights is None:
+            loss_dict, terms = self.forward(batch), None
+        else:
+            loss_dict, terms = weights.counted(self.forward, batch, type(self).forward is SimpleTrainer.forward)
         if not loss_dict:
             return {} if weights is None else weights.apply({}, share)
         if listeners["after_forward"]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, Literal, Self
+from typing import Any, Literal, Never, Self
 
 from ..config import ConfigError
 from ..hooks.base import HookBase, StopTraining  # noqa: F401 (detectron2 has HookBase in this module)
@@ -99,6 +99,9 @@ class TrainerBase(WithHooks):
         self._error: BaseException | None = None
         self._stop: StopRequest | None = None
         self.requests.clear()
+
+    def __reduce_ex__(self, protocol: object) -> Never:
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: make a new one")
 
     # ------------------------------------------------------------------ the loop
 
@@ -221,7 +224,7 @@ class TrainerBase(WithHooks):
         try:
             for event in ("after_train", "before_write", "on_write"):
                 self.hooks.call(event, on_error=self._fail)
-            if not step_failed:
+            if not step_failed and not isinstance(self._error, KeyboardInterrupt):  # a second Ctrl-C
                 if not self.failed:
                     self._attempt(self.prepare_for, "save")
                 self.run_complete = self.completed

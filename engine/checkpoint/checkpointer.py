@@ -25,7 +25,7 @@ from ...config.errors import as_config_error
 from ...hooks.common import optimizer_in_eval_mode, plain_name, unwrap_model
 from .. import comm
 from .files import CheckpointError, read_tag, remove_checkpoint, start_write, write_checkpoint, write_file
-from .find_checkpoint import find_checkpoint, find_named, find_resumable
+from .find_checkpoint import checkpoints_in, find_checkpoint, find_named, find_resumable
 from .matching import LoadReport, load_weights, split_query
 from .state import to_plain
 from .weights import choose_weights, read_checkpoint
@@ -261,6 +261,10 @@ class Checkpointer(FvcoreCheckpointer):
             ConfigError: there is no such file.
         """
         return find_checkpoint(split_query(path)[0], self.path_manager)
+
+    def get_all_checkpoint_files(self) -> list[str]:
+        """Return the paths of all checkpoints in ``save_dir``: files, and folders of sharded models."""
+        return super().get_all_checkpoint_files() if "://" in self.save_dir else checkpoints_in(self.save_dir)
 
     def get_checkpoint_file(self) -> str:
         """Return the path that ``last_checkpoint`` points to; empty if there is none or it is not a file name."""

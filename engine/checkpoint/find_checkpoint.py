@@ -88,7 +88,9 @@ def find_resumable(checkpointer: Checkpointer) -> str:
     needed = checkpointer.checkpointables.keys() & {"trainer"} or ({"iteration"} if not tagged else set())
     found = last and first_resumable([last], needed)
     if not found:
-        others = comm.on_main_process(lambda: newest_first(path for path in checkpoints_in(folder) if path != last))
+        others = comm.on_main_process(
+            lambda: newest_first(path for path in checkpointer.get_all_checkpoint_files() if path != last)
+        )
         found = first_resumable(others, needed)
         if found:
             logger.warning("Resuming from %s, the newest intact checkpoint", found)

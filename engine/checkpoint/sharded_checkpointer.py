@@ -13,7 +13,6 @@ from ...hooks.common import optimizers_of, shard_like
 from .. import comm
 from .checkpointer import Checkpointer
 from .dcp_reader import Keys, Like
-from .find_checkpoint import checkpoints_in
 from .sharded import fail_together, is_sharded_folder, split_shards, walk, write_folder
 from .state import to_plain
 from .weights import read_checkpoint
@@ -48,10 +47,6 @@ class ShardedCheckpointer(Checkpointer):
         """Do nothing. Ranks finish writing at different times, but must learn the result at the same step: the next
         :meth:`save` or :meth:`wait` reports it.
         """
-
-    def get_all_checkpoint_files(self) -> list[str]:
-        """Return the paths of all checkpoints in ``save_dir``, which are folders or files."""
-        return checkpoints_in(self.save_dir)
 
     def _plain(self, contents: dict[str, Any]) -> object:
         rest, shards = split_shards(contents)

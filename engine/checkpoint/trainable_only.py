@@ -53,13 +53,15 @@ def add_frozen(checkpointer: Any, left_out: Mapping[str, Any], weights: Mapping[
         return bit_sums(found.values()) == [sums.get(name) for name in found]
 
     problems: list[str] = []
-    for source, weights_from in [*left_out["sources"], *([checkpointer.base] if sums else [])]:
-        if source and not (sums and is_same()):
+    fits = is_same() if sums else not any(left_out["sources"]) and not checkpointer.base[0]
+    for source, weights_from in [*left_out["sources"], checkpointer.base]:
+        if source and not fits:
             try:
                 reader.load(source, [], weights_from=weights_from)
+                fits = is_same() if sums else True
             except ConfigError as error:
                 problems.append(f" ({error})")
-    if not is_same() if sums else problems:
+    if not fits:
         read_from = " and ".join(source for source, _ in left_out["sources"]) or "the model as it was built"
         raise ConfigError(
             f"{checkpointer.loaded_from} has only the trained weights (CHECKPOINT.TRAINABLE_ONLY), and its "

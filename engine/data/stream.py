@@ -95,8 +95,9 @@ class PositionedLoader(WorkerLoader):
         """Return the position to start at."""
         start, self._start = self._start, None
         self._position = {"epoch": self.epoch, **self.beginning}
-        if start is not None and start["epoch"] == self.epoch:
-            if all(start.get(key) == self.beginning.get(key) for key in ("ranks", "workers")):
+        if start is not None and start.get("epoch", self.epoch) == self.epoch:
+            known = [key for key in ("samples", "batches") if key in self.beginning and key in start]
+            if known and all(start.get(key) == self.beginning.get(key) for key in ("ranks", "workers")):
                 self._position = start
             else:
                 logger.warning("%s is read by another number of ranks or workers: its epoch starts again", name)
@@ -127,13 +128,16 @@ class SplitLoader(PositionedLoader):
         super().__init__(dataset, seed=seed, batch_size=batch_size // ranks, **options)
         self.beginning = {"batches": 0, "ranks": ranks, "workers": self.num_workers}
 
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+
     def __iter__(self) -> Any:
         name = type(self.dataset).__name__
         known = self._begin(name)["batches"]
         if known:
             logger.warning("To resume, %d batches of %s are read and discarded", known, name)
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(self.epoch)
         key = stream_key(self.seed, self.epoch, comm.get_data_rank())
         self.generator.manual_seed(key >> 1)  # seeds the workers; without them this process draws what a batch needs
         with nullcontext() if self.num_workers else seeded(key, 0):

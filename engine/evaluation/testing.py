@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, SupportsFloat
 
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError, UnknownKeyError, name_of, suggest
 from ...config.values import ObjectName, kind_of
@@ -22,6 +23,7 @@ from ..modeling import ModelAdapter, resolve_device
 from ..modeling.build import loss_module_of
 from ..modeling.model_options import copied_buffers
 from ..modeling.outputs import Terms
+from ..solver.multi_optimizer import schedulers_of
 from .build import EVALUATOR_KEY, METRICS_KEY
 from .evaluator import (
     Batch,
@@ -174,14 +176,9 @@ def sanity_check(trainer: EvaluatedTrainer, overridden: Collection[str]) -> None
     Raises:
         UnknownKeyError: there is no metric of a name.
     """
-    cfg, ranks = trainer.cfg, comm.get_world_size()
+    cfg = trainer.cfg
     num_batches = 0 if "test" in overridden or not cfg.DATASETS.TEST else cfg.TEST.SANITY_CHECK_BATCHES
     if not num_batches:
-        if ranks > 1 and "strategy" in vars(trainer) and trainer.strategy.sizes(ranks)[2] > 1:
-            logger.warning(
-                "PARALLEL.ARGS: split layers are not compared with the whole model, which takes a test batch: set "
-                "DATASETS.TEST and TEST.SANITY_CHECK_BATCHES (softmax or a norm over a split width is wrong)"
-            )
         return
     trainer.emit("before_sanity_check")
     start = time.perf_counter()
@@ -209,7 +206,9 @@ def _check_names(trainer: EvaluatedTrainer, results: Mapping[str, Any]) -> None:
         return  # one of them gave numbers by name, and may give others for other batches
     known, sets = ", ".join(names), {*map(name_of, cfg.DATASETS.TEST), *dict(DATASET_REGISTRY)}
     best = cfg.CHECKPOINT.BEST.METRIC
-    watched = {"CHECKPOINT.BEST.METRIC": best, "SOLVER.LR_SCHEDULER_METRIC": cfg.SOLVER.LR_SCHEDULER_METRIC}
+    watched = {"CHECKPOINT.BEST.METRIC": best}
+    if any(isinstance(one, ReduceLROnPlateau) for one in schedulers_of(trainer.scheduler)):
+        watched["SOLVER.LR_SCHEDULER_METRIC"] = cfg.SOLVER.LR_SCHEDULER_METRIC
     watched |= {f"{hook_name(hook)} of HOOKS": hook.metric for hook in trainer.find_hooks("EarlyStopping")}
     expected = [f"{test_set}/{metric}" if test_set else metric for test_set, metric, *_ in cfg.TEST.EXPECTED_RESULTS]
     for key, metric in [*watched.items(), *(("TEST.EXPECTED_RESULTS", name) for name in expected)]:

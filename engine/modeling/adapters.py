@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from ...hooks.common import has_shards, local_part, unwrap_model
 from .clear_errors import describe, raise_clearer
 from .inputs import Call, InputRule, check_names, listed, part_of
 from .outputs import (
+    Terms,
     counted_twice,
     entries_of,
     losses_of,
@@ -53,7 +55,7 @@ class ModelAdapter:
 
     Attributes:
         on_count: is called before the model with the number of terms that the loss will be the mean of, if the target
-            alone tells it.
+            alone tells it. While it is set, the loss gets its ``num_terms``.
 
     Raises:
         ConfigError: the arguments contradict each other, or the loss has no parameter of a name.
@@ -83,12 +85,13 @@ class ModelAdapter:
         self._takes_tensor = of_torch or isinstance(loss, nn.modules.loss._Loss)
         self._target_parameter = self._find_target_parameter() if loss is not None and self.output_mapping else ""
         self.on_count: Callable[[Tensor], None] | None = None
-        self._calls: dict[Any, Call] = {}  # by whether they are for training, and the form of their batches
+        # By whether they are for training, and the form of their batches. A compiled step looks at the first alone.
+        self._calls: dict[bool, dict[Any, Call]] = {True: {}, False: {}}
         self._logged: set[str] = set()
 
     def __getstate__(self) -> dict[str, object]:
         # Calls hold the model; a copy of the adapter is used with a copy of the model.
-        return {**self.__dict__, "_calls": {}}
+        return {**self.__dict__, "_calls": {True: {}, False: {}}}
 
     def _find_target_parameter(self) -> str:
         """Return the loss's parameter for the target, which is the first that no output is mapped to."""
@@ -121,10 +124,11 @@ class ModelAdapter:
         if self.on_count is not None and (count := terms_ahead(self.loss, target)) is not None:
             self.on_count(local_part(count))
         output = self._run(call, batch)
-        if type(output) is Tensor and self.loss is not None and not self.output_mapping:
+        if type(output) is Tensor and self.loss is not None and not self.output_mapping and self.on_count is None:
             loss = self.loss(output, target)  # the usual case, in few calls
             return {"loss": loss} if type(loss) is Tensor and not loss.dim() else terms_of(loss)
-        return terms_of(self._apply_loss(self.predictions(output), target))
+        with Terms() if self.on_count is not None else nullcontext():
+            return terms_of(self._apply_loss(self.predictions(output), target))
 
     def _own_losses(self, call: Call, batch: object) -> dict[str, Tensor]:
         """Return the losses that the model computes itself."""
@@ -287,9 +291,10 @@ class ModelAdapter:
             form = type(batch), len(batch), tuple(first) if named else None
         elif isinstance(batch, Mapping):
             form = type(batch), tuple(batch)
-        call = self._calls.get((training, form))
+        calls = self._calls[training]
+        call = calls.get(form)
         if call is None or call.model is not model:
-            call = self._calls[training, form] = self.inputs.call(model, batch, training, self.loss is not None)
+            call = calls[form] = self.inputs.call(model, batch, training, self.loss is not None)
             used = str(call) if call.step is None else f"model.{'train_step' if training else 'predict_step'}(batch)"
             use, level = ("training", logging.INFO) if training else ("evaluation or prediction", logging.DEBUG)
             self._log_once(level, f"A batch of {use} is used as {used}")

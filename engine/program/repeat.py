@@ -147,7 +147,7 @@ def _train_to(trainer: DefaultTrainer, recorder: StepRecorder, iteration: int, e
             raise
         logger.debug("The replayed step failed", exc_info=error)
     else:
-        if end.iteration <= iteration:
+        if end is not None and end.iteration <= iteration:  # a train() of its own may return nothing
             raise ConfigError(f"iteration {iteration}: the run ended at iteration {end.iteration}: {end.reason}")
 
 

@@ -20,6 +20,22 @@ import hookline
 from .logger import setup_logger as _setup_logger
 from .seeds import seed_all_rng as seed_all_rng
 
+__all__ = [  # of "from detectron2.utils.logger import *"
+    "TORCH_VERSION",
+    "PathHandler",
+    "PathManager",
+    "PicklableWrapper",
+    "collect_env_info",
+    "create_small_table",
+    "fixup_module_metadata",
+    "log_every_n",
+    "log_every_n_seconds",
+    "log_first_n",
+    "retry_if_cuda_oom",
+    "seed_all_rng",
+    "setup_logger",
+]
+
 #: torch's version as two ints, to compare with: ``TORCH_VERSION >= (2, 6)``.
 TORCH_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 

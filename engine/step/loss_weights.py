@@ -13,6 +13,7 @@ from .. import comm
 from ..data.batches import batch_size_of
 from ..data.epoch_iterator import EpochIterator
 from ..data.loader import collates
+from ..modeling.adapters import ModelAdapter
 from ..modeling.outputs import Terms, num_terms
 from .protocol import StepTrainer
 
@@ -35,9 +36,9 @@ def forward_backward_weighted(
         missing = trainer.accumulation_steps - len(micro_batches)
         micro_batches, shares = [*micro_batches, *micro_batches[-1:] * missing], [*shares, *[0.0] * missing]
     batch = micro_batches[0] if not several else (None, sum(sizes))
-    weights = LossWeights(trainer.batches, batch, ranks, getattr(trainer.adapter, "loss", None))
+    weights = LossWeights(trainer.batches, batch, ranks, trainer.adapter)
     total: dict[str, torch.Tensor] = {}
-    trainer.adapter.on_count = weights.start_sum if ranks > 1 else None
+    trainer.adapter.on_count = weights.start_sum
     try:
         for index, ((micro_batch, _), share) in enumerate(zip(micro_batches, shares, strict=True)):
             # Ranks exchange gradients once per step, in the last backward pass.
@@ -67,14 +68,15 @@ class LossWeights:
         batches: the iterator that the batch was read from.
         batch: this rank's batch, and its number of samples, if it is known.
         ranks: number of ranks that average gradients.
-        loss: computes the losses from the model's output; None: the model does.
+        adapter: calls the model and the loss.
     """
 
-    def __init__(self, batches: EpochIterator, batch: tuple[Any, int | None], ranks: int, loss: object = None) -> None:
+    def __init__(self, batches: EpochIterator, batch: tuple[Any, int | None], ranks: int, adapter: Any = None) -> None:
         self._batches = batches
         self._batch = batch
         self._ranks = ranks
-        self._loss = loss
+        self._adapter = adapter
+        self._loss = getattr(adapter, "loss", None)
         self._rank_share: float | None = None
         self._counts: list[Any] = []
         self._of_items = False
@@ -87,14 +89,19 @@ class LossWeights:
 
     def start_sum(self, count: torch.Tensor) -> None:
         """Begin to sum the number of terms of the first micro-batch over ranks, while the model computes them."""
-        if self._started is None:
+        if self._started is None and self._ranks > 1:
             self._started = comm.start_sum(count)
 
     def counted(
-        self, forward: Callable[[Any], dict[str, torch.Tensor]], batch: object
+        self, forward: Callable[[Any], dict[str, torch.Tensor]], batch: object, usual: bool
     ) -> tuple[dict[str, torch.Tensor], Any]:
-        """Return the losses of a micro-batch, and the number of terms that they are the mean of, for :meth:`apply`."""
-        with Terms():
+        """Return the losses of a micro-batch, and the number of terms that they are the mean of, for :meth:`apply`.
+
+        If ``forward`` is the ``usual`` one, and the adapter has a loss, the adapter counts in the loss alone, since
+        :class:`Terms` makes each function of torch slower.
+        """
+        by_adapter = usual and self._loss is not None and type(self._adapter).losses is ModelAdapter.losses
+        with nullcontext() if by_adapter else Terms():
             losses = forward(batch)
         return losses, num_terms(losses, self._loss)
 

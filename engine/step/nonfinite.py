@@ -183,13 +183,15 @@ class NonFinitePolicy:
         Raises:
             FloatingPointError: weights or buffers are not finite; the message names the first.
         """
-        bad = []
-        for name, one in _named_parameters(trainer).items():
-            if one.requires_grad and not is_lazy(one) and not _part(one).isfinite().all():
-                bad.append(name)
-        for name, one in unwrap_model(trainer.model).named_buffers():
-            if not is_lazy(one) and _part(one).isnan().any():
-                bad.append(f"the buffer {name}")
+        trained = {name: one for name, one in _named_parameters(trainer).items() if one.requires_grad}
+        weights = {name: _part(one) for name, one in trained.items() if not is_lazy(one)}
+        buffers = {name: _part(one) for name, one in unwrap_model(trainer.model).named_buffers() if not is_lazy(one)}
+        both = [*weights.values(), *buffers.values()]
+        norm = nn.utils.get_total_norm([one for one in both if one.is_floating_point() or one.is_complex()])
+        bad: list[str] = []
+        if not norm.isfinite():  # one wait for the device; infinite buffers, and norms that overflow, are looked at
+            bad = [name for name, one in weights.items() if not one.isfinite().all()]
+            bad += [f"the buffer {name}" for name, one in buffers.items() if one.isnan().any()]
         if all_ranks and self._exchanges:
             bad = next(filter(None, comm.all_gather(bad)), [])
         if bad:
@@ -294,7 +296,7 @@ def write_metrics(
     total: Any = 0.0
     for name, loss in loss_dict.items():
         values[name] = value = loss.item() if loss.is_cpu else loss.detach()
-        total += value
+        total = total + value
     values.setdefault("total_loss", total)
     if prefix:
         values = {prefix + name: value for name, value in values.items()}

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ...config import ConfigError
-from ..base import HOOK_REGISTRY, HookBase
+from ..base import HOOK_REGISTRY, HookBase, for_subclasses
 from ..builtin.interruption import in_notebook
 from ..evaluation import flatten_names
 from .base import PERFORMANCE, format_number, metrics_to_show
@@ -50,7 +50,9 @@ class ProgressBar(HookBase):
     def on_registered(self) -> None:
         if self.trainer.comm.is_main_process() and (in_notebook() or _is_terminal()):
             # Set on the instance, so that steps and rows take no time elsewhere.
-            self.after_step, self.after_write = self._advance, self._show  # type: ignore[method-assign]
+            self.after_step = self._advance  # type: ignore[method-assign]
+            if type(self).after_write is ProgressBar.after_write:
+                self.after_write = self._show  # type: ignore[method-assign]
 
     def before_train(self) -> None:
         if "after_step" not in self.__dict__ or ProgressBar._shown is not None:
@@ -108,6 +110,10 @@ class ProgressBar(HookBase):
             self._table = display(table, display_id=True)
         else:
             self._table.update(table)
+
+    @for_subclasses
+    def after_write(self, metrics: Mapping[str, float]) -> None:
+        self._show(metrics)
 
     def _show(self, metrics: Mapping[str, float]) -> None:
         if self._bar is None:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from operator import methodcaller
+from typing import Any
 
 from ...config import Duration
 from ...config.atomic import OnError, WriteError, check_on_error

@@ -119,6 +119,25 @@ def test_a_resume_removes_rows_that_come_again_and_keeps_files_that_are_not_its_
 # ---------------------------------------------------------------------- disks that fail
 
 
+def test_writers_of_two_periods_resume_without_losing_rows(tmp_path):
+    """At the save one has written the last rows, the other not yet."""
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "run").mkdir()
+
+    def run(name, *hooks, **arguments):
+        files = {period: JSONWriter(str(tmp_path / name / f"{period}.json"), 1) for period in (10, 1)}
+        writers = [PeriodicWriter([writer], period) for period, writer in files.items()]
+        return train_losses(*writers, put("score", 3), *hooks, **arguments)
+
+    run("whole", end=20)
+    states = []
+    run("run", at(4, lambda trainer: states.append(copy.deepcopy(trainer.state_dict())), "on_save"), end=7)
+    run("run", start=5, end=20, state=states[0])
+    for name in ("10.json", "1.json"):
+        assert (tmp_path / "run" / name).read_text() == (tmp_path / "whole" / name).read_text()
+    assert {"iteration": 3, "score": 1.0} in rows_of(tmp_path / "run/10.json")
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_run_that_continues_on_a_full_disk_loses_no_row(tmp_path, name, monkeypatch, log):
     def limited(descriptor, data):
