@@ -20,16 +20,21 @@ for folder in FOLDERS:
 
 
 def readme() -> str:
-    """Return README.md for a package index: links to files lead to the repository, or become text without one."""
+    """Return README.md for a package index: links to files lead to the repository, or become text without one.
+
+    Pictures come from the repository, or are left out.
+    """
 
     def link(match: re.Match[str]) -> str:
-        text, target = match.groups()
+        picture, text, target = match.groups()
         if "://" in target:
             return match[0]
+        if picture:
+            return f"![{text}]({REPOSITORY}/raw/v{VERSION}/{target})" if REPOSITORY else ""
         path = target if not target.startswith("#") else f"README.md{target}"
         return f"[{text}]({REPOSITORY}/blob/v{VERSION}/{path})" if REPOSITORY else text
 
-    return re.sub(r"\[([^\]\n]+)\]\(([^)\s]+)\)", link, (ROOT / "README.md").read_text())
+    return re.sub(r"(!?)\[([^\]\n]+)\]\(([^)\s]+)\)", link, (ROOT / "README.md").read_text())
 
 
 setup(

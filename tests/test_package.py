@@ -97,8 +97,9 @@ def test_links_of_the_readme_lead_to_the_repository(tree, tmp_path):
     links = re.findall(r"\]\((https://example.org/[^)]*)\)", done.stdout)
     assert f"https://example.org/hookline/blob/v{hookline.__version__}/config/defaults.py" in links, done.stderr
     for link in links:
-        path = link.partition("/blob/")[2].partition("/")[2].partition("#")[0]
+        path = re.fullmatch(r"https://example.org/hookline/(?:blob|raw)/v[^/]+/([^#]+).*", link)[1]
         assert (ROOT / path).exists(), link
+    assert f"https://example.org/hookline/raw/v{hookline.__version__}/docs/pictures/console.svg" in links
 
 
 def test_the_requirements_of_the_wheel_are_those_of_the_readme(metadata):

@@ -34,6 +34,17 @@ def test_every_public_name_has_a_place_in_the_reference():
             assert f"reference/{module}.md" in NAV, f"add hookline.{module} to mkdocs.yml and docs/site_pages.py"
 
 
+def test_pictures_are_small_and_shown():
+    pictures = {*(ROOT / "docs/pictures").iterdir()}
+    shown = {
+        (page.parent / target).resolve()
+        for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
+        for target in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page.read_text())
+    }
+    assert shown == pictures
+    assert sum(picture.stat().st_size for picture in pictures) < 300_000
+
+
 def test_errors_on_the_page_of_errors_exist():
     page = (ROOT / "docs/errors.md").read_text()
     assert issubclass(ConfigError, ValueError)

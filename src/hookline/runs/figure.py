@@ -15,6 +15,7 @@ from .reading import WRITTEN_BY, Run, check_output, select_metrics
 NO_MATPLOTLIB = "an image needs matplotlib: pip install 'hookline[plot]'"
 _STYLES = ("-", "--", ":", "-.")
 _LEGEND_ROWS = 14  # beside a chart
+_DECADES = 1e5  # of learning rates below the largest: schedules end near 0
 
 
 def draw_curve(axes: Any, x: np.ndarray, y: np.ndarray, smooth: bool = True, **style: Any) -> None:
@@ -92,6 +93,9 @@ def write_curves(
         for place, (run, name) in enumerate((run, name) for run in runs for name in names):
             if curve := run.curves.get(name):
                 draw_curve(axes, curve.iterations, curve.values, not rate, **_style(place), label=name)
+        if rate:
+            low, high = axes.get_ylim()
+            axes.set_ylim(bottom=max(low, high / _DECADES))
         if len(names) > 1:
             axes.legend(fontsize=8)
     if several:
