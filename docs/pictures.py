@@ -114,7 +114,7 @@ def notebook() -> None:
     del book.metadata["widgets"]
     page, _ = nbconvert.HTMLExporter(theme="light").from_notebook_node(book)
     Path("notebook.html").write_text(page)
-    save(screenshot(Path("notebook.html").resolve().as_uri(), 1100, 970), "notebook")
+    save(screenshot(Path("notebook.html").resolve().as_uri(), 1100, 955), "notebook")
 
 
 def hookline(*arguments: str) -> list[str]:

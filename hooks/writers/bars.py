@@ -251,7 +251,7 @@ class LivePlot(HookBase):
     def before_train(self) -> None:
         self._active = self.trainer.comm.is_main_process() and in_notebook()
         self._place: Any = None  # IPython's handle of what the cell shows
-        self._next = time.monotonic() + _PLOT_INTERVAL
+        self._next = 0.0
 
     def after_write(self, metrics: Mapping[str, float]) -> None:
         if self._active and time.monotonic() >= self._next:
