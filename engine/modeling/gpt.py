@@ -112,6 +112,8 @@ class TransformerBlock(nn.Module):
         input and output (N, T, width).
     """
 
+    attention = staticmethod(F.scaled_dot_product_attention)  # a strategy may set another one on a block
+
     def __init__(
         self, width: int, heads: int, dropout: float = 0.0, kv_heads: int | None = None, mlp_width: int | None = None
     ) -> None:
@@ -145,7 +147,7 @@ class TransformerBlock(nn.Module):
                 for layer in (self.query, self.key, self.value)
             )
         groups: dict[str, Any] = {"enable_gqa": True} if key.shape[1] != query.shape[1] else {}
-        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, **groups)
+        attended = self.attention(query, key, value, is_causal=True, **groups)
         return attended.transpose(1, 2).reshape(n, length, -1)
 
 
