@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from .outputs import (
     without_cache,
     without_scalars,
 )
+from .summary import logs_shapes
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +90,7 @@ class ModelAdapter:
         # By whether they are for training, and the form of their batches. A compiled step looks at the first alone.
         self._calls: dict[bool, dict[Any, Call]] = {True: {}, False: {}}
         self._logged: set[str] = set()
+        self._layers_logged = False
 
     def __getstate__(self) -> dict[str, object]:
         # Calls hold the model; a copy of the adapter is used with a copy of the model.
@@ -298,6 +301,9 @@ class ModelAdapter:
             used = str(call) if call.step is None else f"model.{'train_step' if training else 'predict_step'}(batch)"
             use, level = ("training", logging.INFO) if training else ("evaluation or prediction", logging.DEBUG)
             self._log_once(level, f"A batch of {use} is used as {used}")
+            if training and not self._layers_logged and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+                self._layers_logged, step = True, call.step and logs_shapes(model, call.step)
+                return replace(call, model=logs_shapes(model, call.model), step=step)
         return call
 
     def _log_once(self, level: int, text: str) -> None:

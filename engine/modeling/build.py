@@ -34,8 +34,6 @@ META_ARCH_REGISTRY = MODEL_REGISTRY
 LOSS_REGISTRY = Registry("LOSS", Callable, function_of=2)
 """Losses for ``MODEL.LOSS.NAME``: ``loss(model(x), y)`` returns a scalar tensor, or ``(loss, num_items)``."""
 
-_MAX_ROWS = 30  # of the table of a model
-
 
 MODEL_KEY, LOSS_KEY = ComponentKey(MODEL_REGISTRY, "MODEL.NAME"), ComponentKey(LOSS_REGISTRY, "MODEL.LOSS.NAME")
 
@@ -195,25 +193,3 @@ def check_input_mapping(cfg: CfgNode, target: Any) -> None:
         if taken is not None and taken.positions:
             taken.keywords.pop(taken.positions.pop(0), None)  # self
         check_names("MODEL.INPUT_MAPPING", target.__name__, taken, cfg.MODEL.INPUT_MAPPING.values())
-
-
-def model_summary(model: nn.Module) -> str:
-    """Return a table of the model's layers with their numbers of parameters.
-
-    The total counts shared parameters once.
-
-    Args:
-        model: the model.
-    """
-    layers = list(model.named_children())
-    rows = [("layer", "type", "parameters")]
-    for name, layer in [*layers[:_MAX_ROWS], ("total", model)]:
-        total = trained = 0
-        for parameter in layer.parameters():
-            total += parameter.numel()
-            trained += parameter.numel() * parameter.requires_grad
-        rows.append((name, type(layer).__name__, f"{total:,}" + f" ({trained:,} trained)" * (trained != total)))
-    if len(layers) > _MAX_ROWS:
-        rows.insert(-1, (f"... and {len(layers) - _MAX_ROWS} more", "", ""))
-    a, b, c = (max(len(row[column]) for row in rows) for column in range(3))
-    return "\n".join(f"  {name:<{a}}  {kind:<{b}}  {count:>{c}}".rstrip() for name, kind, count in rows)

@@ -21,7 +21,7 @@ from ...hooks.hook_list import hook_name, overrides
 from ...hooks.protocol import TrainerProtocol
 from .. import comm
 from ..evaluation import format_results
-from ..modeling.build import model_summary
+from ..modeling.summary import model_summary
 from ..run_end import TrainResult
 
 logger = logging.getLogger(__name__)

@@ -13,11 +13,15 @@ from ..event_storage import has_event_storage
 logger = logging.getLogger(__name__)
 
 _LARGE = 0.01  # hooks with a larger share of the run's time are reported on the console
+_FIRST = 100  # steps, after which a large data time is reported once
+_WAITS, _NOTABLE = 0.25, 1e-3  # the share of a step, and the seconds, from which a data time is large
 
 
 @HOOK_REGISTRY.register()
 class IterationTimer(HookBase):
     """Puts the seconds of each step as ``time``. At the end, logs the speed of the run and the cost of each hook.
+
+    Warns once after 100 steps if they have waited for data a quarter of their time or more.
 
     A step lasts from ``before_step`` to ``after_step``. Register this hook first, so that the time of other hooks in
     ``after_step`` does not count; it is reported separately.
@@ -27,6 +31,7 @@ class IterationTimer(HookBase):
     """
 
     single = True
+    _judged = False  # whether the data time was looked at
 
     def __init__(self, warmup_iter: int = 3) -> None:
         self._warmup_iter = warmup_iter
@@ -34,7 +39,6 @@ class IterationTimer(HookBase):
     def before_train(self) -> None:
         self._first = self.trainer.start_iter
         self._start = self._step_start = time.perf_counter()
-        self._counted_from = self._start
         self._steps_time = 0.0
         self._steps = 0
 
@@ -49,11 +53,19 @@ class IterationTimer(HookBase):
         if done > self._warmup_iter:
             self._steps += 1
             self._steps_time += seconds
-        else:
-            self._counted_from = now
         # A resumed run puts all, so that its metrics have the same rows as an uninterrupted run's.
         if done >= self._warmup_iter or self._first:
             trainer.storage.put_scalar("time", seconds)
+
+    def before_write(self) -> None:
+        if self._judged or self.trainer.finished_iter + 1 - self._first < _FIRST:
+            return
+        self._judged = True
+        if data_time := self.trainer.storage.histories().get("data_time"):
+            seconds, step = data_time.avg(self._steps), self._steps_time / self._steps
+            if seconds >= max(_WAITS * step, _NOTABLE):
+                advice = "raise DATALOADER.NUM_WORKERS, or num_workers of a loader of your own"
+                logger.warning("data time is %.0f %% of a step: %s", 100 * seconds / step, advice)
 
     def after_run(self) -> None:
         if not self._steps:
@@ -61,11 +73,12 @@ class IterationTimer(HookBase):
         now, steps = time.perf_counter(), self._steps_time
         each = steps / self._steps
         logger.info("Overall training speed: %d iterations in %s (%.4g s / it)", self._steps, _duration(steps), each)
-        total = now - self._counted_from
-        logger.info("Total training time: %s (%s on hooks)", _duration(total), _duration(max(total - steps, 0.0)))
+        total, costs = now - self._start, self.trainer.hooks.costs()
+        on_hooks = sum(seconds for seconds, _ in costs.values())
+        logger.info("Total training time: %s (%s on hooks)", _duration(total), _duration(on_hooks))
         lines = [f"  {'hook':<28} {'total':>10} {'per call':>10} {'share':>7}"]
-        for name, (seconds, calls) in self.trainer.hooks.costs().items():
-            share = seconds / (now - self._start)
+        for name, (seconds, calls) in costs.items():
+            share = seconds / total
             if share > _LARGE:
                 each_call = format_seconds(seconds / calls)
                 lines.append(f"  {name:<28} {format_seconds(seconds):>10} {each_call:>10} {share:>7.1%}")

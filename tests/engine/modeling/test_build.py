@@ -10,7 +10,7 @@ from hookline.engine import SimpleTrainer
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.evaluation import inference_on_dataset
 from hookline.engine.modeling import build_adapter, build_model
-from hookline.engine.modeling.build import model_summary
+from hookline.engine.modeling.summary import logs_shapes, model_summary
 
 
 def make_cfg(name="ConvNet", **args):
@@ -109,3 +109,58 @@ def test_the_table_counts_what_is_trained():
     rows = {line.split()[0]: line.split()[1:] for line in model_summary(model).splitlines()}
     assert rows["block"] == ["Sequential", "28"]
     assert rows["total"] == ["Sequential", "38", "(30", "trained)"]
+
+
+class Mixed(nn.Module):
+    """Layers with running statistics and random numbers, one with several outputs, and one that is not called."""
+
+    def __init__(self, more=0):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5))
+        self.memory = nn.LSTM(6, 5)
+        self.unused = nn.Linear(2, 2)
+        self.more = nn.ModuleList(nn.Identity() for _ in range(more))
+        for number in range(more):
+            self.add_module(f"one{number}", nn.Identity())
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.memory(self.encoder(x))[0].square().mean()
+
+
+@pytest.mark.parametrize(("more", "rows"), [(0, 4), (8, 12), (9, 0)])
+def test_small_models_are_shown_with_the_shapes_of_the_first_batch_and_nothing_is_computed_for_it(log, more, rows):
+    def train(show):
+        torch.manual_seed(0)
+        model, adapter = Mixed(more), build_adapter(get_cfg())
+        adapter._layers_logged = not show
+        batches = iter([torch.randn(3, 4) for _ in range(2)])
+        trainer = SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), 0.1), adapter=adapter)
+        trainer.train(0, 2)
+        assert model.calls == 2
+        return model.state_dict(), torch.rand(1)
+
+    shown = train(True)
+    table = log.text.partition("Layers, with the shapes of their outputs:\n")[2].splitlines()
+    if rows:
+        words = [line.split() for line in table[: rows + 2]]
+        assert words[:3] == [
+            ["layer", "type", "output", "parameters"],
+            ["encoder", "Sequential", "(3,", "6)", "42"],
+            ["memory", "LSTM", "(3,", "5)", "260"],
+        ]
+        assert words[3] == ["unused", "Linear", "6"]
+        assert words[-1] == ["total", "Mixed", "308"]
+    assert log.text.count("Layers, with") == bool(rows)
+    torch.testing.assert_close(train(False), shown, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "compiled", [torch.compile, lambda model: nn.Sequential(torch.compile(model)), nn.Module.compile]
+)
+def test_compiled_models_are_not_compiled_again_for_the_table(log, compiled):
+    layer = nn.Linear(4, 4)
+    model = compiled(layer)
+    model = layer if model is None else model
+    assert logs_shapes(model, model) is model

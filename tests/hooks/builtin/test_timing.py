@@ -1,7 +1,9 @@
+import re
+
 import pytest
 from metric_runs import Losses
 
-from hookline.hooks import CallbackHook, IterationTimer
+from hookline.hooks import CallbackHook, IterationTimer, PeriodicWriter
 
 
 def timed(warmup, *runs, hooks=()):
@@ -27,10 +29,34 @@ def test_the_time_of_each_step_is_put(warmup, runs, iterations):
     assert all(0 < seconds < 1 for seconds, _ in times)
 
 
-def test_the_time_of_other_hooks_does_not_count_and_the_speed_is_reported_at_the_end(log, monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr("hookline.hooks.builtin.timing.time.perf_counter", lambda: clock[0])
+@pytest.fixture
+def clock(monkeypatch):
+    """The seconds that all clocks show, in a list."""
+    now = [0.0]
+    monkeypatch.setattr("hookline.hooks.builtin.timing.time.perf_counter", lambda: now[0])
+    return now
 
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "data_time", "hints"),
+    [(250, 0.01, 0.0043, 1), (99, 0.01, 0.0043, 0), (250, 0.01, 0.002, 0), (250, 0.001, 0.0009, 0)],
+)
+def test_a_run_that_waits_for_data_is_told_once_after_a_hundred_steps(
+    log, monkeypatch, clock, steps, seconds, data_time, hints
+):
+    def run_step(trainer):
+        clock[0] += seconds
+        trainer.storage.put_scalar("data_time", data_time)
+        assert trainer.iter >= 100 or len(log.messages) == 1
+
+    monkeypatch.setattr(Losses, "run_step", run_step)
+    timed(3, (0, steps), hooks=[PeriodicWriter([], period=20)])
+    hint = "data time is 43 % of a step: raise DATALOADER.NUM_WORKERS, or num_workers of a loader of your own"
+    assert log.messages.count(hint) == hints
+    assert len([line for line in log.messages if "data time" in line]) == hints
+
+
+def test_the_time_of_other_hooks_does_not_count_and_the_speed_is_reported_at_the_end(log, monkeypatch, clock):
     def takes(seconds):
         def spend(*_):
             clock[0] += seconds
@@ -38,7 +64,9 @@ def test_the_time_of_other_hooks_does_not_count_and_the_speed_is_reported_at_the
         return spend
 
     monkeypatch.setattr(Losses, "run_step", takes(0.5))
-    trainer = timed(0, (0, 8), hooks=[CallbackHook(after_step=takes(2.0))])
-    assert [seconds for seconds, _ in trainer.storage.history("time").values()] == [0.5] * 8
-    assert "Overall training speed: 8 iterations in 4.0 s (0.5 s / it)" in log.messages
+    both = CallbackHook(before_step=takes(0.25), after_step=takes(1.75))
+    trainer = timed(4, (0, 8), hooks=[both])
+    assert [seconds for seconds, _ in trainer.storage.history("time").values()] == [0.75] * 5
+    assert "Overall training speed: 4 iterations in 3.0 s (0.75 s / it)" in log.messages
     assert "Total training time: 20.0 s (16.0 s on hooks)" in log.messages
+    assert re.search(r"Callback\S* +16 s +\S+ \S+ +80\.0%", log.text)

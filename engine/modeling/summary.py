@@ -1,0 +1,80 @@
+"""A table of a model's layers: their parameters, and the shapes of their outputs."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._pytree import tree_leaves
+
+from ...hooks.common import unwrap_model
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_MAX_ROWS = 30  # of the table in log.txt
+_MAX_SHOWN = 12  # of the table on the console
+
+
+def model_summary(model: nn.Module, shapes: Mapping[str, str] | None = None) -> str:
+    """Return a table of the model's layers with their numbers of parameters.
+
+    The total counts shared parameters once.
+
+    Args:
+        model: the model.
+        shapes: the shapes of the outputs of layers, for a column, by their names.
+    """
+    layers = list(model.named_children())
+    rows = [("layer", "type", "" if shapes is None else "output", "parameters")]
+    for name, layer in [*layers[:_MAX_ROWS], ("total", model)]:
+        total = trained = 0
+        for parameter in layer.parameters():
+            total += parameter.numel()
+            trained += parameter.numel() * parameter.requires_grad
+        count = f"{total:,}" + f" ({trained:,} trained)" * (trained != total)
+        rows.append((name, type(layer).__name__, (shapes or {}).get(name, ""), count))
+    if len(layers) > _MAX_ROWS:
+        rows.insert(-1, (f"... and {len(layers) - _MAX_ROWS} more", "", "", ""))
+    a, b, c, d = (max(len(row[column]) for row in rows) for column in range(4))
+    lines = (f"  {name:<{a}}  {kind:<{b}}  {f'{shape:<{c}}  ' * (c > 0)}{n:>{d}}" for name, kind, shape, n in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def logs_shapes(model: nn.Module | Callable[..., T], run: Callable[..., T]) -> Callable[..., T]:
+    """Return a function that calls ``run``, and logs a table of the layers with the shapes of their outputs in it.
+
+    Args:
+        model: if it is no module, has more than 12 layers or a compiled one, ``run`` itself is returned.
+        run: calls the model. It computes what it does without the table.
+    """
+    if not isinstance(model, nn.Module):  # it may be any callable
+        return run
+    names = {id(layer): name for name, layer in unwrap_model(model).named_children()}
+    shapes: dict[str, str] = {}
+    if len(names) > _MAX_SHOWN or any(map(_is_compiled, model.modules())):
+        return run
+
+    def keep(layer: nn.Module, inputs: object, output: object) -> None:
+        if id(layer) in names:
+            tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and not leaf.is_nested]
+            shapes[names[id(layer)]] = str(tuple(tensors[0].shape)) if tensors else ""
+
+    def call(*args: object, **kwargs: object) -> T:
+        # A hook of all modules: layers of torch compute some things in another way if they have one of their own.
+        with register_module_forward_hook(keep):
+            result = run(*args, **kwargs)
+        if shapes:
+            logger.info("Layers, with the shapes of their outputs:\n%s", model_summary(unwrap_model(model), shapes))
+        return result
+
+    return call
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether torch has compiled the module or a method of it: it would compile them once more without the hook."""
+    values = (*vars(module).values(), *vars(type(module)).values())
+    methods = (value for value in values if callable(value))
+    return module._compiled_call_impl is not None or any(hasattr(one, "_torchdynamo_orig_callable") for one in methods)
