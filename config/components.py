@@ -163,7 +163,8 @@ def errors_at(key: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         section = key.split()[0]
-        if str(error).startswith(section.rpartition("_")[0] or section):  # the error names the key already
+        names_it = str(error).startswith(section.rpartition("_")[0] or section)
+        if names_it or (" (" in key and re.match(r"[A-Z]+\.[A-Z_.]+: ", str(error))):  # or another key
             raise
         raise ConfigError(f"{key}: {error}") from error
     except Exception as error:

@@ -12,7 +12,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError, UnknownKeyError, name_of, suggest
 from ...config.values import ObjectName, kind_of
-from ...hooks.common import optimizer_in_eval_mode, rng_of_training, unwrap_model
+from ...hooks import EarlyStopping
+from ...hooks.common import optimizer_in_eval_mode, preserve_rng, rng_of_training, unwrap_model
 from ...hooks.evaluation import EvalResults, names_function
 from ...hooks.evaluation import flatten_names as flatten_results_dict
 from ...hooks.hook_list import hook_name
@@ -24,7 +25,7 @@ from ..modeling.build import loss_module_of
 from ..modeling.model_options import copied_buffers
 from ..modeling.outputs import Terms
 from ..solver.multi_optimizer import schedulers_of
-from .build import EVALUATOR_KEY, METRICS_KEY
+from .build import EVALUATOR_KEY, METRICS_KEY, build_metrics
 from .evaluator import (
     Batch,
     Builder,
@@ -197,19 +198,21 @@ def _check_names(trainer: EvaluatedTrainer, results: Mapping[str, Any]) -> None:
     """Check that metrics that are named exist, by the results of a few batches.
 
     A watched metric may also come from training or from a hook. It is an error if it names a test set or resembles a
-    metric of one. If any other never appears, EarlyStopping and the schedule fail, and the best checkpoint logs a
-    warning.
+    metric of one, or is the schedule's. If any other never appears, EarlyStopping and the best checkpoint warn.
     """
     cfg, names = trainer.cfg, [f"{test_set}/{metric}" for test_set, metrics in results.items() for metric in metrics]
     modules = [kind_of(metric).__module__.partition(".")[0] for metric in METRICS_KEY.check(cfg)]
-    if {*modules} - {"hookline", "torchmetrics"} and len(names) != len(results) * len(modules):
-        return  # one of them gave numbers by name, and may give others for other batches
+    if {*modules} - {"hookline", "torchmetrics"}:
+        with preserve_rng():  # a metric may draw
+            of_numbers = build_metrics(cfg).keys()
+        if any(metrics.keys() != of_numbers for metrics in results.values()):
+            return  # one of them gave numbers by name, and may give others for other batches
     known, sets = ", ".join(names), {*map(name_of, cfg.DATASETS.TEST), *dict(DATASET_REGISTRY)}
     best = cfg.CHECKPOINT.BEST.METRIC
-    watched = {"CHECKPOINT.BEST.METRIC": best}
-    if any(isinstance(one, ReduceLROnPlateau) for one in schedulers_of(trainer.scheduler)):
-        watched["SOLVER.LR_SCHEDULER_METRIC"] = cfg.SOLVER.LR_SCHEDULER_METRIC
-    watched |= {f"{hook_name(hook)} of HOOKS": hook.metric for hook in trainer.find_hooks("EarlyStopping")}
+    plateau = any(isinstance(one, ReduceLROnPlateau) for one in schedulers_of(trainer.scheduler))
+    scheduled = cfg.SOLVER.LR_SCHEDULER_METRIC if plateau else ""
+    watched = {"CHECKPOINT.BEST.METRIC": best, "SOLVER.LR_SCHEDULER_METRIC": scheduled}
+    watched |= {f"{hook_name(hook)} of HOOKS": hook.metric for hook in trainer.find_hooks(EarlyStopping)}
     expected = [f"{test_set}/{metric}" if test_set else metric for test_set, metric, *_ in cfg.TEST.EXPECTED_RESULTS]
     for key, metric in [*watched.items(), *(("TEST.EXPECTED_RESULTS", name) for name in expected)]:
         is_there = any(metric == name or metric.startswith(f"{name}/") for name in names)
@@ -219,7 +222,8 @@ def _check_names(trainer: EvaluatedTrainer, results: Mapping[str, Any]) -> None:
         near = suggest(metric, names)
         resembles = near or any(name.endswith(f"/{metric}") for name in names)
         may_be_of_training = not slash and ("loss" in metric or metric == best)
-        if test_set in sets or metric in expected or (resembles and not may_be_of_training):
+        is_missing = metric in expected or (metric == scheduled and metric not in ("loss", "total_loss"))
+        if test_set in sets or is_missing or (resembles and not may_be_of_training):
             raise UnknownKeyError(f"{key}: there is no metric {metric!r} among {known}{near}")
 
 

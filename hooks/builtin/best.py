@@ -213,7 +213,8 @@ class BestCheckpointer(HookBase):
     def _with(self, entry: Entry) -> list[Entry]:
         """Return the list of the best with another entry, if that is one of them; after equal ones."""
         others = [one for one in self.best if one[1] != entry[1]]  # a resumed run may evaluate an iteration again
-        return sorted([*others, entry], key=lambda one: one[0], reverse=self._mode == "max")[: self._keep]
+        index = sum(not self._compare(entry[0], value) for value, _ in others)
+        return [*others[:index], entry, *others[index:]][: self._keep]
 
     # ------------------------------------------------------------------ files
 

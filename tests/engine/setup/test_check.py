@@ -10,7 +10,7 @@ from hookline import Trainer
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, SimpleTrainer
 from hookline.engine.setup.check import check_config
-from hookline.hooks import BestCheckpointer, EarlyStopping
+from hookline.hooks import BestCheckpointer, EarlyStopping, HookBase
 
 PLATEAU = "torch.optim.lr_scheduler:ReduceLROnPlateau"
 
@@ -103,6 +103,38 @@ def test_a_metric_with_names_from_the_data_may_have_others_in_later_batches(cfg,
     DefaultTrainer(cfg).train()
 
 
+def test_a_hook_of_the_name_of_ours_is_not_ours(monitored):
+    hook = type("EarlyStopping", (HookBase,), {})()
+    assert monitored([hook]).train().reason == "completed"
+
+
+def test_a_metric_of_a_schedule_that_is_not_used_may_be_any(cfg):
+    cfg.merge_from_list(["SOLVER.LR_SCHEDULER_METRIC", "val/loss", "SOLVER.MAX_ITER", 2])
+    DefaultTrainer(cfg).train()
+
+
+class Drawing:
+    """Draws random numbers when it is built."""
+
+    def __init__(self):
+        self.layer = nn.Linear(3, 3)
+
+    def reset(self):
+        pass
+
+    def update(self, preds, target):
+        pass
+
+    def compute(self):
+        return 1.0
+
+
+def test_metrics_do_not_change_the_models_first_weights(monitored):
+    first = monitored(model=nn.Linear, config={"MODEL.ARGS": {"in_features": 2, "out_features": 1}})
+    second = monitored(model=nn.Linear, metrics=[Drawing], config={"MODEL.ARGS": {"in_features": 2, "out_features": 1}})
+    assert torch.equal(first.model.weight, second.model.weight)
+
+
 def test_reduce_on_plateau_needs_evaluations_and_a_metric(cfg):
     cfg.SOLVER.LR_SCHEDULER_NAME = PLATEAU
     assert not_begun(cfg.clone(), "CHECKPOINT.BEST.METRIC", "").startswith("SOLVER.LR_SCHEDULER_METRIC: ")
@@ -114,12 +146,14 @@ def test_reduce_on_plateau_needs_evaluations_and_a_metric(cfg):
 
 @pytest.fixture
 def monitored(tmp_path):
-    def monitored(hooks=(), config=None, **options):
+    def monitored(hooks=(), config=None, model=None, **options):
         data = (torch.randn(8, 2), torch.zeros(8, 1))
         given = {"loss": nn.MSELoss(), "metrics": ["Loss"], "length": 6, "batch_size": 8, "eval_period": 1, "seed": 1}
         config = {"MODEL.DEVICE": "cpu", "LOG.WRITERS": [], "LOG.PROGRESS_BAR": False, **(config or {})}
         folder = tmp_path / "run"
-        return Trainer(nn.Linear(2, 1), data, data, hooks=hooks, output_dir=folder, config=config, **given | options)
+        return Trainer(
+            model or nn.Linear(2, 1), data, data, hooks=hooks, output_dir=folder, config=config, **given | options
+        )
 
     return monitored
 

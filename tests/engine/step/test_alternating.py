@@ -3,6 +3,7 @@ import torch
 from small_runs import Gan, same
 
 from hookline.engine import SimpleTrainer
+from hookline.engine.modeling import ModelAdapter
 from hookline.engine.solver.multi_optimizer import OptimizerList
 from hookline.hooks import CallbackHook
 
@@ -44,6 +45,13 @@ def train(steps, hooks=(), model=None, **args):
     return trainer
 
 
+class Calling(ModelAdapter):
+    """Calls the model by itself."""
+
+    def losses(self, model, batch):
+        return model(batch)
+
+
 @pytest.mark.parametrize("clear_first", [False, True])
 def test_optimizers_take_turns_as_in_a_loop_written_by_hand(clear_first):
     seen = []
@@ -55,6 +63,10 @@ def test_optimizers_take_turns_as_in_a_loop_written_by_hand(clear_first):
     trainer = train(9, [turn], zero_grad_before_forward=clear_first)
     assert same(trainer.model, by_hand(9))
     assert seen == ["Adam", "step", "SGD", "step", "OptimizerList"] * 9
+
+
+def test_an_adapter_that_calls_the_model_by_itself_gives_it_the_turn():
+    assert set(train(2, adapter=Calling()).storage.latest()) == set(train(2).storage.latest())
 
 
 def test_losses_are_logged_with_the_name_of_the_optimizer():

@@ -231,6 +231,20 @@ def test_a_subclass_that_checks_by_itself_is_called_as_in_detectron2(make):
     assert not [name for name in files(checkpointer) if name.startswith("model_best_0")]
 
 
+class Better(BestCheckpointer):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._compare = lambda value, best: value > best + 0.25
+
+
+def test_a_subclass_may_say_what_is_better(make):
+    trainer, checkpointer = make()
+    hook = Better(2, checkpointer, "metric")
+    trainer.register_hooks([evaluations(2, [0.3, 0.5, 0.6, 0.7]), hook])
+    trainer.train(0, 8)
+    assert hook.best == [(0.6, 5)]
+
+
 class Ported(Checkpointer):
     """Saves as a subclass that was written for fvcore."""
 

@@ -61,6 +61,17 @@ def test_a_second_ctrl_c_stops_the_run_at_once():
     assert (trainer.steps, trainer.ended) == (3, 1)
 
 
+def test_a_second_ctrl_c_while_the_run_ends_saves_nothing_more():
+    saved = []
+    again = CallbackHook(
+        after_train=lambda trainer: os.kill(os.getpid(), signal.SIGINT),
+        on_save=lambda trainer: saved.append(trainer.iter),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        Counting({3: [signal.SIGINT]}, again).train(0, 10)
+    assert saved == [0, 1, 2, 3]  # in the steps
+
+
 def test_a_removed_hook_and_a_failed_run_restore_the_signal_handlers():
     """The fixture checks them again."""
     before = signal.getsignal(signal.SIGTERM)
