@@ -432,11 +432,7 @@ class SimpleTrainer(TrainerBase):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Raises:
-            ConfigError: the state is not this trainer's; the message says what to do.
-        """
+        """Restore what :meth:`state_dict` returned. Raises a ConfigError if it is the state of another trainer."""
         if self.hooks.running:
             return super().load_state_dict(state_dict)
         check_complete(state_dict)
