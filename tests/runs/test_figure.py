@@ -60,6 +60,16 @@ def test_a_long_curve_is_averaged_and_nan_is_a_gap(figures):
     assert np.isfinite(smooth[50:]).all()
 
 
+@pytest.mark.filterwarnings("error")
+def test_values_that_a_logarithmic_scale_cannot_show_give_no_warning(tmp_path, figures):
+    rows = [{"iteration": i, "loss": None, "lr": 0.0, "lr/head": 0.1 if i < 50 else 0.0} for i in range(60)]
+    runs = read_runs([make_run(tmp_path / "one", rows), make_run(tmp_path / "two", rows)])
+    for log in (False, True):
+        write_curves(runs, str(tmp_path / "x.png"), log=log)
+        scales = {axes.get_title(): axes.get_yscale() for axes in figures[-1].axes}
+        assert scales == {"loss": "linear", "lr": "linear", "lr/head": "log"}
+
+
 @pytest.mark.parametrize("name", ["one.png", "one.svg", "one.pdf"])
 def test_only_an_earlier_plot_is_replaced(tmp_path, name):
     pytest.importorskip("matplotlib")

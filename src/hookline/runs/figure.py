@@ -88,14 +88,14 @@ def write_curves(
         axes = figure.add_subplot(lines, columns, number, title=names[0] if len(names) == 1 else title)
         axes.set(xlabel="iteration", xlim=(-0.03 * end, 1.03 * end))
         rate = _is_rate(names[0])
-        if log or rate:
-            axes.set_yscale("log", nonpositive="mask")
         for place, (run, name) in enumerate((run, name) for run in runs for name in names):
             if curve := run.curves.get(name):
                 draw_curve(axes, curve.iterations, curve.values, not rate, **_style(place), label=name)
-        if rate:
-            low, high = axes.get_ylim()
-            axes.set_ylim(bottom=max(low, high / _DECADES))
+        if (log or rate) and math.isfinite(axes.dataLim.minposy):  # some values are positive
+            axes.set_yscale("log", nonpositive="mask")
+            if rate:
+                low, high = axes.get_ylim()
+                axes.set_ylim(bottom=max(low, high / _DECADES))
         if len(names) > 1:
             axes.legend(fontsize=8)
     if several:
