@@ -1,9 +1,14 @@
-"""The programs of docs/examples.md are short, and give the same result on one rank and on two."""
+"""Programs of docs/: those of examples.md are short, and give the same result on one rank and on two; those that use
+another library run where it is installed."""
 
 import re
+import runpy
 import sys
+from collections import Counter
 
 import pytest
+import torch
+from loggers import unchanged_logging
 from ranks import finish, fork
 from snippets import ROOT, Page
 
@@ -25,3 +30,37 @@ def test_two_ranks_end_with_the_loss_of_one(name, tmp_path):
         assert code == 0, output
         losses.append(float(re.findall(r"^loss ([\d.]+)$", output, re.MULTILINE)[-1]))
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+def run(page, name, folder, monkeypatch):
+    (text,) = (s.text for s in Page(ROOT / "docs" / page).snippets if s.file == name)
+    (folder / name).write_text(text)
+    monkeypatch.chdir(folder)
+    with unchanged_logging():
+        return runpy.run_path(name)
+
+
+def test_optuna_prunes_trials(tmp_path, monkeypatch):
+    pytest.importorskip("optuna")
+    study = run("tutorials/sweep.md", "prune.py", tmp_path, monkeypatch)["study"]
+    states = Counter(trial.state.name for trial in study.trials)
+    assert states["COMPLETE"] + states["PRUNED"] == 8
+    assert states["COMPLETE"] >= 2
+    assert states["PRUNED"] >= 1
+
+
+def test_ray_receives_a_report(tmp_path, monkeypatch):
+    tune = pytest.importorskip("ray.tune")
+    found = []
+    monkeypatch.setattr(tune, "report", found.append)
+    run("tutorials/sweep.md", "report.py", tmp_path, monkeypatch)["Report"]().after_eval({"test/accuracy": 0.5})
+    assert found == [{"accuracy": 0.5}]
+
+
+def test_mixup_makes_probabilities(tmp_path, monkeypatch):
+    pytest.importorskip("torchvision")
+    mix = run("data.md", "mixup.py", tmp_path, monkeypatch)["mix"]
+    x, y = mix([(torch.rand(3, 4, 4), label) for label in (0, 1, 1)])
+    assert x.shape == (3, 3, 4, 4)
+    assert y.shape == (3, 10)
+    assert y.sum(1).tolist() == pytest.approx([1, 1, 1])
