@@ -16,7 +16,7 @@ PROGRAMS = {s.file: s.text for s in Page(ROOT / "docs" / "examples.md").snippets
 
 
 def test_the_programs_have_at_most_thirty_lines():
-    assert PROGRAMS.keys() >= {"weighted.py", "mixed.py", "tokens.py", "adapter.py", "generation.py"}
+    assert PROGRAMS.keys() >= {"weighted.py", "mixed.py", "tokens.py", "generation.py"}
     assert all(len(text.splitlines()) <= 30 for text in PROGRAMS.values())
 
 
