@@ -162,14 +162,13 @@ def _short_lines(results: Mapping[str, Any], seconds: float) -> str:
         sets[""] = others
     lines, took = list[str](), f" ({seconds:.2g} s)"
     for name, metrics in sets.items():
-        line = f"Evaluation{f' of {name}' * bool(name)}{took}:"
-        line += "".join(f"  {metric}: {float(value):.5g}" for metric, value in metrics.items())
-        length = max(map(len, (name, *metrics)))
-        while len(line) > _WIDTH and length > _SHORTEST:
-            length -= 1
-            line = f"{_cut(name, length) or 'Evaluation'}{took}:"
+        title = f"Evaluation of {name}" if name else "Evaluation"
+        for length in range(max(map(len, (title, *metrics))), _SHORTEST - 1, -1):
+            line = f"{title if len(title) <= length else _cut(name, length)}{took}:"
             line += "".join(f"  {_cut(metric, length)}: {float(value):.5g}" for metric, value in metrics.items())
-        if len(line) > _WIDTH:
+            if len(line) <= _WIDTH:
+                break
+        else:
             line = line[: _WIDTH - 2].rpartition("  ")[0] + "  …"
         lines.append(line)
         took = ""

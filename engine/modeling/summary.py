@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TypeVar
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
@@ -11,8 +10,6 @@ from torch.utils._pytree import tree_leaves
 from ...hooks.common import unwrap_model
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _MAX_ROWS = 30  # of the table in log.txt
 _MAX_SHOWN = 12  # of the table on the console
@@ -43,18 +40,16 @@ def model_summary(model: nn.Module, shapes: Mapping[str, str] | None = None) -> 
     return "\n".join(line.rstrip() for line in lines)
 
 
-def logs_shapes(model: nn.Module | Callable[..., T], run: Callable[..., T]) -> Callable[..., T]:
+def logs_shapes(model: nn.Module, run: Callable[..., object]) -> Callable[..., object]:
     """Return a function that calls ``run``, and logs a table of the layers with the shapes of their outputs in it.
 
     Args:
-        model: if it is no module, has more than 12 layers or a compiled one, ``run`` itself is returned.
+        model: if it is no module, or has no layers, more than 12 or compiled ones, ``run`` itself is returned.
         run: calls the model. It computes what it does without the table.
     """
-    if not isinstance(model, nn.Module):  # it may be any callable
-        return run
-    names = {id(layer): name for name, layer in unwrap_model(model).named_children()}
-    shapes: dict[str, str] = {}
-    if len(names) > _MAX_SHOWN or any(map(_is_compiled, model.modules())):
+    layers = unwrap_model(model).named_children() if isinstance(model, nn.Module) else ()  # it may be any callable
+    names, shapes = {id(layer): name for name, layer in layers}, dict[str, str]()
+    if not 0 < len(names) <= _MAX_SHOWN or any(map(_is_compiled, model.modules())):
         return run
 
     def keep(layer: nn.Module, inputs: object, output: object) -> None:
@@ -62,7 +57,7 @@ def logs_shapes(model: nn.Module | Callable[..., T], run: Callable[..., T]) -> C
             tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and not leaf.is_nested]
             shapes[names[id(layer)]] = str(tuple(tensors[0].shape)) if tensors else ""
 
-    def call(*args: object, **kwargs: object) -> T:
+    def call(*args: object, **kwargs: object) -> object:
         # A hook of all modules: layers of torch compute some things in another way if they have one of their own.
         with register_module_forward_hook(keep):
             result = run(*args, **kwargs)
