@@ -93,8 +93,7 @@ class EvalHook(HookBase):
         trainer.storage.put_scalars(**metrics, smoothing_hint=False)
         if metrics:
             line = "  ".join(f"{name}: {value:.5g}" for name, value in metrics.items())
-            place = "table" if self._main else ""
-            extra = {"shown_in": place, "console": _short_lines(results, seconds)}
+            extra = {"shown_in": "table" if self._main else "", "console": _short_lines(results, seconds)}
             logger.info("Evaluation:  %s  (%.2g s)", line, seconds, extra=extra)
         if self._main:
             trainer.emit("after_eval", EvalResults(flatten_names(results)))

@@ -13,8 +13,7 @@ from ..event_storage import has_event_storage
 logger = logging.getLogger(__name__)
 
 _LARGE = 0.01  # hooks with a larger share of the run's time are reported on the console
-_FIRST = 100  # steps, after which a large data time is reported once
-_WAITS, _NOTABLE = 0.25, 1e-3  # the share of a step, and the seconds, from which a data time is large
+_FIRST, _WAITS, _NOTABLE = 100, 0.25, 1e-3  # steps; the share of a step, and the seconds, of a large data time
 
 
 @HOOK_REGISTRY.register()
@@ -64,8 +63,8 @@ class IterationTimer(HookBase):
         if data_time := self.trainer.storage.histories().get("data_time"):
             seconds, step = data_time.avg(self._steps), self._steps_time / self._steps
             if seconds >= max(_WAITS * step, _NOTABLE):
-                advice = "raise DATALOADER.NUM_WORKERS, or num_workers of a loader of your own"
-                logger.warning("data time is %.0f %% of a step: %s", 100 * seconds / step, advice)
+                text = "data time is %.0f %% of a step: raise DATALOADER.NUM_WORKERS, or num_workers of your own loader"
+                logger.warning(text, 100 * seconds / step)
 
     def after_run(self) -> None:
         if not self._steps:

@@ -51,7 +51,7 @@ def test_a_run_that_waits_for_data_is_told_once_after_a_hundred_steps(
 
     monkeypatch.setattr(Losses, "run_step", run_step)
     timed(3, (0, steps), hooks=[PeriodicWriter([], period=20)])
-    hint = "data time is 43 % of a step: raise DATALOADER.NUM_WORKERS, or num_workers of a loader of your own"
+    hint = "data time is 43 % of a step: raise DATALOADER.NUM_WORKERS, or num_workers of your own loader"
     assert log.messages.count(hint) == hints
     assert len([line for line in log.messages if "data time" in line]) == hints
 
