@@ -1,9 +1,8 @@
-"""The strategy for long texts that docs/distributed.md writes: ranks that share a text equal one process."""
+"""The strategy for long texts that docs/distributed.md names: ranks that share a text equal one process."""
 
 import pytest
 import torch
 from ranks import ROOT, finish, fork, rows, tool
-from snippets import Page
 
 from hookline.engine.checkpoint.weights import read_checkpoint
 
@@ -22,7 +21,7 @@ GPT = [
 
 def train(folder, ranks, strategy, *options):
     """Train a small GPT, with activation checkpointing; return its metrics and weights."""
-    text = next(one.text for one in Page(ROOT / "docs/distributed.md").snippets if one.file == "context_parallel.py")
+    text = (ROOT / "tests/distributed/strategies/context_parallel.py").read_text()
     folder.mkdir()
     (folder / "context_parallel.py").write_text(text)
     (folder / "context_fsdp.py").write_text(text.replace("import DDP", "import FSDP2 as DDP"))
