@@ -239,7 +239,8 @@ class TrainerBase(WithHooks):
 
     def _begin(self) -> None:
         """Prepare for the steps from ``start_iter`` to ``max_iter``, in the open storage."""
-        if not logger.hasHandlers():
+        ours = logging.getLogger("hookline")
+        if not logger.hasHandlers() and ours.level == logging.NOTSET and ours.propagate:  # a script has set nothing up
             setup_logger(distributed_rank=comm.get_rank())
         logger.info("Starting training from iteration %d", self.start_iter)
         starts_over = self.finished_iter >= 0 and self.start_iter != self.finished_iter + 1

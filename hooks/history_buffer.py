@@ -176,7 +176,7 @@ class MediaStorage:
         self._current_prefix = ""
         # What no writer has taken yet, in detectron2's form and under its names.
         self._vis_data: deque[tuple[str, torch.Tensor, int]] = deque(maxlen=64)
-        self._histograms: deque[dict[str, Any]] = deque(maxlen=64)
+        self._histograms: deque[dict[str, Any]] = deque(maxlen=4096)  # one of each parameter
         self._texts: deque[tuple[str, str, int]] = deque(maxlen=4096)
         self.saves_media = False
         """Whether a writer takes images, histograms and texts. Those not taken yet are then part of the state."""

@@ -55,6 +55,8 @@ def build_train_loader(cfg: CfgNode) -> Any:
     settings, seed = cfg.DATALOADER, cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()
     if is_loader(dataset):
         loader = use_loader(dataset, "DATASETS.TRAIN")
+        if settings.TRAIN_COLLATE_FN.NAME:
+            raise ConfigError("DATALOADER.TRAIN_COLLATE_FN: the training data is a loader, which collates by itself")
     elif isinstance(dataset, IterableDataset):
         if comm.get_data_size() > 1 and not isinstance(dataset, ShardedIterable) and not settings.ITERS_PER_EPOCH:
             raise ConfigError(

@@ -121,8 +121,10 @@ class ModelAdapter:
             TypeError: the batch does not fit, or the result is not a loss.
         """
         call = self.call_for(model, batch, training=True)
+        counting = Terms() if self.on_count is not None else nullcontext()
         if call.target is None:
-            return self._own_losses(call, batch)
+            with counting:
+                return self._own_losses(call, batch)
         target = batch[-1] if call.target == -1 else part_of(batch, call.target)
         if self.on_count is not None and (count := terms_ahead(self.loss, target)) is not None:
             self.on_count(local_part(count))
@@ -130,7 +132,7 @@ class ModelAdapter:
         if type(output) is Tensor and self.loss is not None and not self.output_mapping and self.on_count is None:
             loss = self.loss(output, target)  # the usual case, in few calls
             return {"loss": loss} if type(loss) is Tensor and not loss.dim() else terms_of(loss)
-        with Terms() if self.on_count is not None else nullcontext():
+        with counting:
             return terms_of(self._apply_loss(self.predictions(output), target))
 
     def _own_losses(self, call: Call, batch: object) -> dict[str, Tensor]:

@@ -96,7 +96,7 @@ def config_of_arguments(**arguments: Any) -> CfgNode:
 
 def _set_argument(cfg: CfgNode, argument: str, value: Any, arguments: Mapping[str, Any]) -> None:
     if argument == "train_data":
-        _set_train_data(cfg, value, arguments["batch_size"])
+        _set_train_data(cfg, value, arguments)
     elif argument == "test_data":
         cfg.DATASETS.TEST = test_entries(value)
     elif argument == "optimizer":
@@ -213,7 +213,7 @@ def _rows(data: object) -> object:
     return ArrayDataset(*map(torch.as_tensor, parts))
 
 
-def _set_train_data(cfg: CfgNode, data: object, batch_size: int | None) -> None:
+def _set_train_data(cfg: CfgNode, data: object, arguments: Mapping[str, Any]) -> None:
     """Set ``DATASETS.TRAIN``, and the batch size if it is a loader's own."""
     if (isinstance(data, Mapping) and "NAME" not in data) or (
         isinstance(data, list) and data and all(isinstance(part, torch.Tensor | np.ndarray) for part in data)
@@ -221,8 +221,9 @@ def _set_train_data(cfg: CfgNode, data: object, batch_size: int | None) -> None:
         raise ConfigError(f"a {type(data).__name__} is not a data set: pass a tuple of tensors (x, y), or a data set")
     cfg.DATASETS.TRAIN = [_entry(_rows(data))]
     if not inspect.isclass(data) and not inspect.isroutine(data) and is_loader(data):
-        if batch_size is not None:
-            raise ConfigError("a loader has its own batch size; leave out batch_size, or pass the data set")
+        for argument in ("batch_size", "num_workers"):
+            if arguments[argument] is not None:
+                raise ConfigError(f"a loader has its own {argument}; leave out the argument, or pass the data set")
         own = getattr(data, "batch_size", None) or getattr(getattr(data, "batch_sampler", None), "batch_size", None)
         if isinstance(own, int):
             cfg.DATALOADER.BATCH_SIZE = own * comm.get_data_size()

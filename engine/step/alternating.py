@@ -89,7 +89,9 @@ class AlternatingStep:
         found = self._adapters.get(name)
         if found is None or found[:2] != (adapter, model):
             call: Any = partial(model, optimizer=name)
-            call.forward = partial(unwrap_model(model).forward, optimizer=name)  # the adapter reads its signature
+            module = unwrap_model(model)
+            call.forward = partial(module.forward, optimizer=name)  # the adapter reads its signature
+            call._compiled_call_impl = getattr(module, "_compiled_call_impl", None)  # and whether it is compiled
             bound: Any = copy(adapter)
             bound.losses = lambda model, batch: type(adapter).losses(bound, call, batch)
             found = self._adapters[name] = (adapter, model, bound)

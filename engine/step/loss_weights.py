@@ -97,10 +97,10 @@ class LossWeights:
     ) -> tuple[dict[str, torch.Tensor], Any]:
         """Return the losses of a micro-batch, and the number of terms that they are the mean of, for :meth:`apply`.
 
-        If ``forward`` is the ``usual`` one, and the adapter has a loss, the adapter counts in the loss alone, since
+        If ``forward`` is the ``usual`` one, the adapter counts, and in its loss alone if it has one, since
         :class:`Terms` makes each function of torch slower.
         """
-        by_adapter = usual and self._loss is not None and type(self._adapter).losses is ModelAdapter.losses
+        by_adapter = usual and type(self._adapter).losses is ModelAdapter.losses
         with nullcontext() if by_adapter else Terms():
             losses = forward(batch)
         return losses, num_terms(losses, self._loss)
@@ -126,7 +126,7 @@ class LossWeights:
         count = terms if num_items is None else num_items
         weight: Any = 0.0
         if share and count == "sum":
-            weight = float(self._ranks)  # they average
+            weight = float(min(self._ranks, comm.get_data_size()))  # ranks average
         elif share and count is None:
             if self._rank_share is None:
                 self._rank_share = self.of_rank()

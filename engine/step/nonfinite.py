@@ -187,7 +187,7 @@ class NonFinitePolicy:
         weights = {name: _part(one) for name, one in trained.items() if not is_lazy(one)}
         buffers = {name: _part(one) for name, one in unwrap_model(trainer.model).named_buffers() if not is_lazy(one)}
         both = [*weights.values(), *buffers.values()]
-        norm = nn.utils.get_total_norm([one for one in both if one.is_floating_point() or one.is_complex()])
+        norm = nn.utils.get_total_norm([one for one in both if _has_norm(one)])
         bad: list[str] = []
         if not norm.isfinite():  # one wait for the device; infinite buffers, and norms that overflow, are looked at
             bad = [name for name, one in weights.items() if not one.isfinite().all()]
@@ -323,9 +323,14 @@ def check_finite(total: Any, values: Mapping[str, Any], iteration: int) -> None:
 def _find_in_any(tensors: Iterable[torch.Tensor], found: torch.Tensor) -> torch.Tensor:
     """Set a flag if a tensor of any kind, or this rank's part of it, has a NaN or an infinity; return the flag."""
     # Integers are finite, and empty tensors have no largest number.
-    parts = [part for part in map(_part, tensors) if part.numel() and (part.is_floating_point() or part.is_complex())]
+    parts = [part for part in map(_part, tensors) if part.numel() and _has_norm(part)]
     largest = nn.utils.get_total_norm(parts, math.inf)  # unlike a sum of squares, it does not overflow
     return found.copy_(torch.where(largest.isfinite().to(found.device), found, 1.0))
+
+
+def _has_norm(tensor: torch.Tensor) -> bool:
+    """Whether torch computes norms of the tensor's type: not of integers, which are finite, nor of float8."""
+    return tensor.is_complex() or (tensor.is_floating_point() and tensor.element_size() > 1)
 
 
 def skip_on_device(optimizers: Iterable[Any], found: torch.Tensor, policy: str = "skip") -> None:

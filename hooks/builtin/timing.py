@@ -60,7 +60,7 @@ class IterationTimer(HookBase):
         if self._judged or self.trainer.finished_iter + 1 - self._first < _FIRST:
             return
         self._judged = True
-        if data_time := self.trainer.storage.histories().get("data_time"):
+        if self._steps and (data_time := self.trainer.storage.histories().get("data_time")):
             seconds, step = data_time.avg(self._steps), self._steps_time / self._steps
             if seconds >= max(_WAITS * step, _NOTABLE):
                 text = "data time is %.0f %% of a step: raise DATALOADER.NUM_WORKERS, or num_workers of your own loader"

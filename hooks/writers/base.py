@@ -93,6 +93,10 @@ class RowWriter(EventWriter):
         """Return the position in the storage, and the last iteration written."""
         return {"seen": self._seen, "last_write": self._last_write}
 
+    def reset(self) -> None:
+        """Forget a loaded state: the next run begins anew."""
+        self._resumed = False
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load :meth:`state_dict`. The next run's storage must hold the state of the earlier one."""
         self._seen, self._last_write = state_dict["seen"], state_dict["last_write"]

@@ -191,6 +191,8 @@ class PeriodicWriter(HookBase):
 
     def reset_state(self) -> None:
         self._state = None
+        for writer in self._row_writers:
+            writer.reset()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._state = None

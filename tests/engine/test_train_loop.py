@@ -554,3 +554,11 @@ def test_any_trainer_logs_to_the_console_and_a_failing_step_is_shown_once(tmp_pa
     last = output.rstrip().splitlines()[-1]
     line = "torch.nn.Linear(5, 4)(torch.zeros(2, 3))"
     assert re.fullmatch(rf'your line: File "\S*fails.py", line 7, in run_step: {re.escape(line)}', last)
+
+
+def test_a_log_level_that_a_script_has_set_stays(tmp_path):
+    quiet = 'import logging\n\nlogging.getLogger("hookline").setLevel(logging.ERROR)\n'
+    (tmp_path / "fails.py").write_text(quiet + FAILS)
+    code, output = finish(fork([sys.executable, "fails.py"], tmp_path))
+    assert code == 1
+    assert "Starting training" not in output

@@ -42,6 +42,11 @@ PYTHON = [
     ({"train_data": (X, [0, 1])}, "expected tensors of the same length, got [(32, 8), (2,)]"),
     ({"train_data": (X, ["cat", "dog"] * 16)}, "the labels are strings: number them"),
     ({"train_data": DataLoader([X], 800, drop_last=True)}, "its drop_last drops a batch of fewer than batch_size=800"),
+    ({"train_data": DataLoader([X], 4), "num_workers": 2}, "a loader has its own num_workers"),
+    (
+        {"train_data": DataLoader([X], 4), "config": {"DATALOADER.TRAIN_COLLATE_FN": {"NAME": "pad_collate"}}},
+        "DATALOADER.TRAIN_COLLATE_FN: the training data is a loader",
+    ),
     ({"test_data": (X, Y), "metrics": [lambda: 0.0]}, "takes two arguments, outputs and targets"),
     ({"train_data": (X, Y[:3])}, "expected tensors of the same length, got [(32, 8), (3,)]"),
     ({"hooks": {"EMA": {"decay": 0.9}}}, 'Trainer(hooks=...): expected a list such as ["EMA"] or [{"NAME": "EMA"'),

@@ -1,6 +1,11 @@
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+from hookline.engine import SimpleTrainer
 from hookline.engine.data import EpochIterator, EpochSampler, GlobalBatchSampler, TrainingSampler
+from hookline.engine.modeling import ModelAdapter
 
 
 class Loader:
@@ -40,3 +45,26 @@ def test_all_batches_of_an_endless_sampler_are_full():
         sampler = GlobalBatchSampler(TrainingSampler(7, seed=0), 5, rank=rank, world_size=2)
         iterator = EpochIterator(Loader(sampler), 3)
         assert [(len(next(iterator)), iterator.share) for _ in range(5)] == [(samples, samples / 2.5)] * 5
+
+
+class Stepping(nn.Linear):
+    """Computes its loss in ``train_step``, over labels that count."""
+
+    def train_step(self, batch):
+        x, y = batch
+        return nn.functional.cross_entropy(self(x), y)
+
+
+@pytest.mark.parametrize("loss", [None, nn.CrossEntropyLoss()])
+def test_labels_that_do_not_count_are_exact_in_a_train_step_too(loss):
+    labels = torch.tensor([0, -100, -100, -100, 1, 2, 0, 1])
+    data = TensorDataset(torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), labels)
+    weights = []
+    for steps in (1, 2):
+        torch.manual_seed(0)
+        model = Stepping(3, 3)
+        adapter = ModelAdapter(loss=loss)
+        optimizer = torch.optim.SGD(model.parameters(), 1.0)
+        SimpleTrainer(model, DataLoader(data, 8), optimizer, adapter=adapter, accumulation_steps=steps).train(0, 2)
+        weights.append(model.weight.detach())
+    torch.testing.assert_close(*weights)
