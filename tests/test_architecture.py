@@ -118,7 +118,7 @@ print("WALK", json.dumps({**walk, "attributes": [len(vars(trainer))]}))
 LIMITS = {
     "start": (432, 67, 1250),
     "step": (47, 19, 43),
-    "save": (88, 24, 71),
+    "save": (89, 24, 71),
     "resume": (139, 35, 131),
     "attributes": (34,),
 }

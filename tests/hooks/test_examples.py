@@ -69,7 +69,7 @@ def test_examples_use_only_public_names():
 
 
 def test_the_docs_list_every_example():
-    row = r"^\| \[(\w+)\.py\]\(\.\./tests/hooks/examples/\1\.py\) \| (.*) \|$"
+    row = r"^- \[(\w+)\.py\]\(\.\./tests/hooks/examples/\1\.py\): (.*)$"
     rows = re.findall(row, (DOCS / "hooks.md").read_text(), re.M)
     listed = {(name, file) for file, names in rows for name in re.findall(r"`(\w+)`", names)}
     definition = re.compile(r"^(?:class|def) (\w+)", re.M)
