@@ -161,9 +161,9 @@ def _short_lines(results: Mapping[str, Any], seconds: float) -> str:
         sets[""] = others
     lines, took = list[str](), f" ({seconds:.2g} s)"
     for name, metrics in sets.items():
-        title = f"Evaluation of {name}" if name else "Evaluation"
+        title = name or "Evaluation"
         for length in range(max(map(len, (title, *metrics))), _SHORTEST - 1, -1):
-            line = f"{title if len(title) <= length else _cut(name, length)}{took}:"
+            line = f"{_cut(title, length)}{took}:"
             line += "".join(f"  {_cut(metric, length)}: {float(value):.5g}" for metric, value in metrics.items())
             if len(line) <= _WIDTH:
                 break

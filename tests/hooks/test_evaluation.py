@@ -73,7 +73,7 @@ def test_the_console_has_a_line_of_at_most_80_columns_for_each_test_set(capsys, 
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     few, boxes, others, many = (line[10:] for line in lines if ": 0." in line or "x: 1" in line)
-    assert re.fullmatch(r"Evaluation of few \(\S+ s\):  accuracy: 0\.5", few)
+    assert re.fullmatch(r"few \(\S+ s\):  accuracy: 0\.5", few)
     assert boxes == "…es_2017_test:  …_small_boxes: 0.25  recall: 0.25  …ge_precision: 0.25"
     assert others == "Evaluation:  x: 1"
     assert re.fullmatch(r"many \(\S+ s\):  …racy_of_0: 0\.125  …racy_of_1: 0\.125  …", many)
