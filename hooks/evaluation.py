@@ -162,7 +162,7 @@ def _short_lines(results: Mapping[str, Any], seconds: float) -> str:
     lines, took = list[str](), f" ({seconds:.2g} s)"
     for name, metrics in sets.items():
         title = name or "Evaluation"
-        for length in range(max(map(len, (title, *metrics))), _SHORTEST - 1, -1):
+        for length in range(max(_SHORTEST, *map(len, (title, *metrics))), _SHORTEST - 1, -1):
             line = f"{_cut(title, length)}{took}:"
             line += "".join(f"  {_cut(metric, length)}: {float(value):.5g}" for metric, value in metrics.items())
             if len(line) <= _WIDTH:
