@@ -159,7 +159,8 @@ class DefaultTrainer(SimpleTrainer):
         in OUTPUT_DIR, and an earlier run in OUTPUT_DIR is moved away if it is not.
 
         Raises:
-            ConfigError: the file does not exist or is corrupt, or the checkpoint does not fit the config.
+            ConfigError: the named file does not exist or is corrupt, no checkpoint of the run is intact, or the
+                checkpoint does not fit the config.
         """
         self._use_present_weights()
         self._resume = resume = resume if isinstance(resume, bool) else os.fspath(resume)

@@ -1,6 +1,6 @@
 """A resume with another config: what a checkpoint says of its run, and what is done where this run differs.
 
-The config takes precedence over the checkpoint. The table of ``docs/checkpoints.md`` lists what a changed key does.
+The config takes precedence over the checkpoint. A list in ``docs/checkpoints.md`` says what a changed key does.
 """
 
 import inspect

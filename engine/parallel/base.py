@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 class Strategy:
     """How several processes train one model. This base class exchanges nothing.
 
-    A subclass is registered with :data:`STRATEGY_REGISTRY`. ``data_rank``, ``data_size`` and
-    ``same_state_on_all_ranks`` may be properties or plain attributes.
+    A config names a subclass that is registered with :data:`STRATEGY_REGISTRY`, or any as ``module:Class``.
+    ``data_rank``, ``data_size`` and ``same_state_on_all_ranks`` may be properties or plain attributes.
 
     Attributes:
         averages: whether each rank has the mean of all ranks' gradients after a backward pass. Losses are then

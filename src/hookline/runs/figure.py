@@ -48,8 +48,8 @@ def write_curves(
 ) -> str:
     """Draw the metrics of runs into an image file: a chart for each metric, with a color for each run.
 
-    Runs are in natural order of their names: 9 before 10. Metrics of a single run share a chart if their names end
-    alike. Long curves are smoothed. Learning rates have a logarithmic scale.
+    Runs are in natural order of their names: 9 before 10. Metrics of a single run share a chart if their names have
+    the same last part. Long curves are smoothed. Learning rates have a logarithmic scale.
 
     Args:
         runs: the runs.
