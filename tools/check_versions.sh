@@ -13,7 +13,7 @@ pairs=("python3.11 2.6.0" "python3.13 2.13.0")
 if [ $# -gt 0 ]; then pairs=("$*"); fi
 # Packages of the extras that have wheels for every Python here; the tests of the others are skipped.
 packages=(matplotlib numpy omegaconf pandas pillow pytest pytest-timeout pytest-xdist safetensors
-    scikit-learn torchmetrics)
+    scikit-learn torchdata torchmetrics)
 # torch 2.6 cannot compile a step (SOLVER.COMPILE_STEP says so), and imports sympy; .ci/run tests both with the newest.
 tests=(tests/config tests/hooks tests/engine tests/configs tests/test_import.py -k "not compile and not light")
 

@@ -70,8 +70,8 @@ def test_a_run_continues_as_if_it_had_never_stopped(tmp_path, name, length):
     if name != "completed":  # its schedule was that of a shorter run
         whole = make(tmp_path / "whole", name, resume=False)
         whole.train()
-        states = [one.model.state_dict() for one in (trainer, whole)]
-        assert all(torch.equal(weight, states[1][key]) for key, weight in states[0].items())
+        # Another torch release rounds differently than the one that wrote the checkpoint; a lost step or rate is far more.
+        torch.testing.assert_close(trainer.model.state_dict(), whole.model.state_dict(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "reason"), [("completed", "completed"), ("stopped", "early stopping")])
