@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError, UnknownKeyError, name_of, suggest
-from ...config.values import ObjectName, kind_of
+from ...config.values import ObjectName, kind_of, mode_of
 from ...hooks import EarlyStopping
 from ...hooks.common import optimizer_in_eval_mode, preserve_rng, rng_of_training, unwrap_model
 from ...hooks.evaluation import EvalResults, names_function
@@ -40,6 +40,7 @@ from .evaluator import (
     inference_on_dataset,
     scratch_storage,
 )
+from .metrics import Loss
 
 logger = logging.getLogger(__name__)
 
@@ -199,29 +200,41 @@ def _check_names(trainer: EvaluatedTrainer, results: Mapping[str, Any]) -> None:
 
     A watched metric may also come from training or from a hook. It is an error if it names a test set or resembles a
     metric of one, or is the schedule's. If any other never appears, EarlyStopping and the best checkpoint warn.
+
+    It is also an error if more of a loss's term would count as better because of its name, such as "dice".
     """
     cfg, names = trainer.cfg, [f"{test_set}/{metric}" for test_set, metrics in results.items() for metric in metrics]
     modules = [kind_of(metric).__module__.partition(".")[0] for metric in METRICS_KEY.check(cfg)]
-    if {*modules} - {"hookline", "torchmetrics"}:
-        with preserve_rng():  # a metric may draw
-            of_numbers = build_metrics(cfg).keys()
-        if any(metrics.keys() != of_numbers for metrics in results.values()):
-            return  # one of them gave numbers by name, and may give others for other batches
+    with preserve_rng():  # a metric may draw
+        metrics = build_metrics(cfg)
+    has_all = all(metrics.keys() <= found.keys() for found in results.values())
+    if not has_all and {*modules} - {"hookline", "torchmetrics"}:
+        return  # one of them gave numbers by name, and may give others for other batches
+    has_terms = has_all and any(isinstance(metric, Loss) for metric in metrics.values())
     known, sets = ", ".join(names), {*map(name_of, cfg.DATASETS.TEST), *dict(DATASET_REGISTRY)}
-    best = cfg.CHECKPOINT.BEST.METRIC
+    best, solver = cfg.CHECKPOINT.BEST, cfg.SOLVER
     plateau = any(isinstance(one, ReduceLROnPlateau) for one in schedulers_of(trainer.scheduler))
-    scheduled = cfg.SOLVER.LR_SCHEDULER_METRIC if plateau else ""
-    watched = {"CHECKPOINT.BEST.METRIC": best, "SOLVER.LR_SCHEDULER_METRIC": scheduled}
-    watched |= {f"{hook_name(hook)} of HOOKS": hook.metric for hook in trainer.find_hooks(EarlyStopping)}
+    scheduled = solver.LR_SCHEDULER_METRIC if plateau else ""
+    watched = [
+        ("CHECKPOINT.BEST.METRIC", best.METRIC, best.MODE),
+        ("SOLVER.LR_SCHEDULER_METRIC", scheduled, solver.LR_SCHEDULER_ARGS.get("mode", "auto")),
+        *((f"{hook_name(hook)} of HOOKS", hook.metric, hook.given_mode) for hook in trainer.find_hooks(EarlyStopping)),
+    ]
     expected = [f"{test_set}/{metric}" if test_set else metric for test_set, metric, *_ in cfg.TEST.EXPECTED_RESULTS]
-    for key, metric in [*watched.items(), *(("TEST.EXPECTED_RESULTS", name) for name in expected)]:
+    for key, metric, mode in [*watched, *(("TEST.EXPECTED_RESULTS", name, "min") for name in expected)]:
+        is_term = has_terms and metric in names and metric.partition("/")[2] not in metrics
+        if is_term and mode == "auto" and mode_of(metric, best.MODE if metric == best.METRIC else "auto") == "max":
+            raise ConfigError(
+                f"{key}: {metric} is a term of the loss, but its name does not say that less of it is better; set the "
+                'mode to "min" (MODE, monitor_mode of Trainer, mode of a hook or schedule)'
+            )
         is_there = any(metric == name or metric.startswith(f"{name}/") for name in names)
         if not metric or is_there or names_function(metric):
             continue
         test_set, slash, _ = metric.partition("/")
         near = suggest(metric, names)
         resembles = near or any(name.endswith(f"/{metric}") for name in names)
-        may_be_of_training = not slash and ("loss" in metric or metric == best)
+        may_be_of_training = not slash and ("loss" in metric or metric == best.METRIC)
         is_missing = metric in expected or (metric == scheduled and metric not in ("loss", "total_loss"))
         if test_set in sets or is_missing or (resembles and not may_be_of_training):
             raise UnknownKeyError(f"{key}: there is no metric {metric!r} among {known}{near}")

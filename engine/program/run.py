@@ -165,6 +165,8 @@ def _dry_run(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode)
 
 def _evaluate(trainer: DefaultTrainer) -> Mapping[str, Any]:
     """Evaluate on DATASETS.TEST, print the results, and compare them with TEST.EXPECTED_RESULTS."""
+    if trainer.cfg.TEST.EXPECTED_RESULTS:  # a misspelt name is found here, not after a long evaluation
+        sanity_check(trainer, overridden_builders(type(trainer), DefaultTrainer))
     results = trainer.evaluate()
     if comm.is_main_process():
         print(f"Results:\n{format_results(results)}")

@@ -55,8 +55,8 @@ class EarlyStopping(HookBase):
         self._monitor = Monitor(metric)
         self.metric = self._monitor.name
         self.patience = patience
-        self._given_mode = mode or "auto"
-        self.mode = mode_of(self.metric, self._given_mode)
+        self.given_mode = mode or "auto"
+        self.mode = mode_of(self.metric, self.given_mode)
         self._min_delta = min_delta
         self._reset_on_train = reset_on_train
         self.best: float | None = None
@@ -73,8 +73,8 @@ class EarlyStopping(HookBase):
                 )
             self._monitor = Monitor(best.METRIC)
             self.metric = self._monitor.name
-        of_run = best is not None and self.metric == best.METRIC and self._given_mode == "auto"
-        self.mode = mode_of_result(cfg, self.metric, best.MODE if of_run else self._given_mode)
+        of_run = best is not None and self.metric == best.METRIC and self.given_mode == "auto"
+        self.mode = mode_of_result(cfg, self.metric, best.MODE if of_run else self.given_mode)
 
     def before_train(self) -> None:
         if self._reset_on_train:

@@ -103,6 +103,14 @@ def test_a_missed_expectation_exits_with_1(tool, expected, code):
     assert tool(*QUICK, *results, "MODEL.WEIGHTS", "run/model_final.pth", "--eval-only")[0] == code
 
 
+def test_a_misspelt_expectation_is_found_before_the_evaluation(tool):
+    assert tool(*QUICK, "SOLVER.MAX_ITER", 5)[0] == 0
+    results = ("TEST.EXPECTED_RESULTS", '[["synthetic", "acuracy", 0.5, 0.5]]')
+    code, out, err = tool(*QUICK, *results, "MODEL.WEIGHTS", "run/model_final.pth", "--eval-only")
+    assert (code, "Results:" in out) == (2, False)
+    assert "there is no metric 'synthetic/acuracy'" in err
+
+
 # ---------------------------------------------------------------------------- training
 
 

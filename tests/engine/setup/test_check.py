@@ -172,10 +172,44 @@ def test_early_stopping_best_and_plateau_follow_the_monitor(monitored, tmp_path,
     assert (tmp_path / "run/model_best.pth").exists()
 
 
+def two_terms(output, target):
+    return {"mse": ((output - target) ** 2).mean(), "dice": (output - target).abs().mean()}
+
+
+def offset(preds, target):
+    return float((preds - target).mean())
+
+
+@pytest.mark.parametrize("metrics", [["Loss"], ["Loss", offset]])
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"monitor": "test/dice"}, "CHECKPOINT.BEST.METRIC"),
+        ({"hooks": [EarlyStopping("test/dice")]}, "EarlyStopping of HOOKS"),
+        (
+            {"lr_scheduler": PLATEAU, "config": {"SOLVER.LR_SCHEDULER_METRIC": "test/dice"}},
+            "SOLVER.LR_SCHEDULER_METRIC",
+        ),
+    ],
+)
+def test_more_of_a_term_of_the_loss_does_not_count_as_better_by_its_name(monitored, tmp_path, metrics, options, key):
+    with pytest.raises(ConfigError, match=f'^{key}: test/dice is a term of the loss, .*"min"'):
+        monitored(loss=two_terms, metrics=metrics, **options).train()
+    assert not (tmp_path / "run/config.yaml").exists()
+
+
+def test_a_term_of_the_loss_is_monitored_by_the_mode_that_is_given(monitored):
+    options = {"loss": two_terms, "monitor": "test/dice", "monitor_mode": "min"}
+    trainer = monitored([EarlyStopping()], lr_scheduler=PLATEAU, **options)
+    assert trainer.train().reason == "completed"
+    assert {trainer.find_hook(EarlyStopping).mode, trainer.scheduler.mode} == {"min"}
+
+
 @pytest.mark.parametrize(
     ("options", "names"),
     [
         ({"hooks": [EarlyStopping()]}, "EarlyStopping has no metric"),
+        ({"loss": two_terms, "metrics": ["Loss", offset], "monitor": "test/ofset"}, "did you mean 'test/offset'"),
         ({"hooks": [EarlyStopping()], "monitor": "test/los"}, "did you mean 'test/loss'"),
         ({"monitor": "test/loss", "monitor_mode": "mn"}, r"Trainer\(monitor_mode=...\)"),
         ({"lr_scheduler": PLATEAU, "monitor": "my_module:score"}, "my_module:score"),
