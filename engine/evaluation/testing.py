@@ -205,12 +205,16 @@ def _check_names(trainer: EvaluatedTrainer, results: Mapping[str, Any]) -> None:
     """
     cfg, names = trainer.cfg, [f"{test_set}/{metric}" for test_set, metrics in results.items() for metric in metrics]
     modules = [kind_of(metric).__module__.partition(".")[0] for metric in METRICS_KEY.check(cfg)]
-    with preserve_rng():  # a metric may draw
-        metrics = build_metrics(cfg)
-    has_all = all(metrics.keys() <= found.keys() for found in results.values())
-    if not has_all and {*modules} - {"hookline", "torchmetrics"}:
-        return  # one of them gave numbers by name, and may give others for other batches
-    has_terms = has_all and any(isinstance(metric, Loss) for metric in metrics.values())
+    is_foreign = bool({*modules} - {"hookline", "torchmetrics"})
+    terms: set[str] = set()  # of the loss
+    if is_foreign or any(len(found) > len(modules) for found in results.values()):
+        with preserve_rng():  # a metric may draw
+            metrics = build_metrics(cfg)
+        if all(metrics.keys() <= found.keys() for found in results.values()):
+            if any(isinstance(metric, Loss) for metric in metrics.values()):
+                terms = {name for name in names if name.partition("/")[2] not in metrics}
+        elif is_foreign:
+            return  # one of them gave numbers by name, and may give others for other batches
     known, sets = ", ".join(names), {*map(name_of, cfg.DATASETS.TEST), *dict(DATASET_REGISTRY)}
     best, solver = cfg.CHECKPOINT.BEST, cfg.SOLVER
     plateau = any(isinstance(one, ReduceLROnPlateau) for one in schedulers_of(trainer.scheduler))
@@ -222,8 +226,11 @@ def _check_names(trainer: EvaluatedTrainer, results: Mapping[str, Any]) -> None:
     ]
     expected = [f"{test_set}/{metric}" if test_set else metric for test_set, metric, *_ in cfg.TEST.EXPECTED_RESULTS]
     for key, metric, mode in [*watched, *(("TEST.EXPECTED_RESULTS", name, "min") for name in expected)]:
-        is_term = has_terms and metric in names and metric.partition("/")[2] not in metrics
-        if is_term and mode == "auto" and mode_of(metric, best.MODE if metric == best.METRIC else "auto") == "max":
+        if (
+            metric in terms
+            and mode == "auto"
+            and mode_of(metric, best.MODE if metric == best.METRIC else "auto") == "max"
+        ):
             raise ConfigError(
                 f"{key}: {metric} is a term of the loss, but its name does not say that less of it is better; set the "
                 'mode to "min" (MODE, monitor_mode of Trainer, mode of a hook or schedule)'
