@@ -1,6 +1,5 @@
-"""The loop: order of events, how a run ends, a second ``train()``; and the results of a step of SimpleTrainer."""
+"""The loop: order of events, how a run ends, a second ``train()``, and epochs."""
 
-import copy
 import logging
 import re
 import sys
@@ -9,13 +8,10 @@ import pytest
 import torch
 from fvcore.common.param_scheduler import LinearParamScheduler
 from ranks import finish, fork
-from small_runs import Net, same
-from torch import nn
+from small_runs import batches, net_trainer, same
 
-from hookline.config import ConfigError
-from hookline.engine import AMPTrainer, SimpleTrainer, TrainerBase, comm
+from hookline.engine import SimpleTrainer, TrainerBase
 from hookline.engine.checkpoint import Checkpointer
-from hookline.engine.modeling import ModelAdapter
 from hookline.engine.solver import LRMultiplier
 from hookline.hooks import (
     BestCheckpointer,
@@ -32,19 +28,6 @@ from hookline.hooks import (
 )
 from hookline.hooks.base import EVENTS, STEP_EVENTS
 from hookline.hooks.functions import FunctionHook
-
-
-def batches(count=4, size=2):
-    generator = torch.Generator().manual_seed(0)
-    return [torch.rand(size, 3, generator=generator) for _ in range(count)]
-
-
-def make_trainer(loader=None, cls=SimpleTrainer, hooks=(), **kwargs):
-    torch.manual_seed(0)
-    model = Net(3, 2)
-    trainer = cls(model, batches() if loader is None else loader, torch.optim.SGD(model.parameters(), 0.1), **kwargs)
-    trainer.register_hooks(hooks)
-    return trainer
 
 
 class Recorder(HookBase):
@@ -88,14 +71,14 @@ def raising(message, at=0):
 
 def test_events_are_called_in_the_documented_order():
     recorder = Recorder()
-    make_trainer(batches(2), hooks=[recorder]).train(0, 3)
+    net_trainer(batches(2), hooks=[recorder]).train(0, 3)
     first = ["on_registered", "before_train", "before_epoch", *STEP, *PHASES, *STEP, "after_epoch", *PHASES]
     assert recorder.events == [*first, "before_epoch", *STEP, *PHASES, *END]
 
 
 def test_micro_batches_repeat_the_events_of_fetch_forward_and_backward_only():
     recorder = Recorder()
-    make_trainer(batches(1, size=4), hooks=[recorder], accumulation_steps=2).train(0, 1)
+    net_trainer(batches(1, size=4), hooks=[recorder], accumulation_steps=2).train(0, 1)
     assert [recorder.events.count(event) for event in STEP] == [1, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1]
 
 
@@ -113,12 +96,12 @@ def test_arguments_of_events_and_the_life_of_gradients():
         before_optimizer_step=note("update"),
         after_step=note("after"),
     )
-    make_trainer(hooks=[hook]).train(0, 1)
+    net_trainer(hooks=[hook]).train(0, 1)
     assert seen["fetched"] is seen["batch"]
     assert seen["losses"] is seen["outputs"]["loss"]
     assert seen["backward"] is seen["update"] is not None
     assert seen["after"] is None
-    make_trainer(hooks=[hook], zero_grad_before_forward=True).train(0, 1)
+    net_trainer(hooks=[hook], zero_grad_before_forward=True).train(0, 1)
     assert seen["after"].norm() > 0
 
 
@@ -131,7 +114,7 @@ def test_storage_iter_is_trainer_iter_in_a_step_and_max_iter_after_training():
     last = CallbackHook(after_train=lambda t: seen.append((t.iter, t.storage.latest()["accuracy"])))
     events = CallbackHook(**dict.fromkeys([*STEP, "before_epoch", "after_epoch"], check))
     with EventStorage() as outer:
-        assert make_trainer(hooks=[events, evaluation, last]).train(3, 9).iteration == 9
+        assert net_trainer(hooks=[events, evaluation, last]).train(3, 9).iteration == 9
         assert get_event_storage() is outer
     assert seen == [(9, (0.5, 9))]
 
@@ -142,7 +125,7 @@ def test_storage_iter_is_trainer_iter_in_a_step_and_max_iter_after_training():
 def test_a_stop_request_stops_after_the_current_step_without_a_final_evaluation():
     recorder, calls = Recorder(), []
     stop = CallbackHook(before_step=lambda t: (t.request_stop("enough"), t.request_stop("2")) if t.iter == 2 else None)
-    trainer = make_trainer(hooks=[stop, EvalHook(0, lambda: calls.append(1)), recorder])
+    trainer = net_trainer(hooks=[stop, EvalHook(0, lambda: calls.append(1)), recorder])
     result = trainer.train(0, 100)
     assert (result.reason, result.iteration, calls) == ("enough", 3, [])
     assert result.metrics["total_loss"] == result.metrics["loss"] > 0
@@ -158,9 +141,9 @@ def test_a_step_counts_if_a_hook_stops_training_in_any_of_its_events(event):
         if trainer.iter == 1:
             raise StopTraining("enough")
 
-    recorder, alone, reasons = Recorder(), make_trainer(), []
+    recorder, alone, reasons = Recorder(), net_trainer(), []
     last = CallbackHook(after_train=lambda trainer: reasons.append(trainer.stop_reason))
-    trainer = make_trainer(hooks=[CallbackHook(**{event: stop}), recorder, last])
+    trainer = net_trainer(hooks=[CallbackHook(**{event: stop}), recorder, last])
     result = trainer.train(0, 100)
     assert reasons == ["enough"]
     assert (result.reason, result.iteration, trainer.finished_iter) == ("enough", 2, 1)
@@ -181,7 +164,7 @@ def test_every_hook_gets_after_train_and_the_first_error_wins(caplog):
         recorder,
         CallbackHook(after_step=raising("first", at=3)),
     ]
-    trainer = make_trainer(hooks=hooks)
+    trainer = net_trainer(hooks=hooks)
     with pytest.raises(Boom, match="first") as info:
         trainer.train(0, 4)
     assert recorder.events[-5:] == ["on_exception", *(event for event in END if event != "on_save")]
@@ -204,11 +187,11 @@ def test_sys_exit_0_in_a_hook_is_an_error_and_another_code_is_kept(event):
 
     recorder = Recorder()
     with pytest.raises(RuntimeError, match=r"sys\.exit\(0\)") as info:
-        make_trainer(hooks=[leave(0), recorder]).train(0, 3)
+        net_trainer(hooks=[leave(0), recorder]).train(0, 3)
     assert f"in hook CallbackHook.{event}" in info.value.__notes__[0]
     assert recorder.events[-1] == "after_run"
     with pytest.raises(SystemExit) as end:
-        make_trainer(hooks=[leave(75)]).train(0, 3)
+        net_trainer(hooks=[leave(75)]).train(0, 3)
     assert end.value.code == 75
 
 
@@ -217,7 +200,7 @@ def test_sys_exit_0_in_a_hook_is_an_error_and_another_code_is_kept(event):
 
 @pytest.mark.parametrize("follows", [True, False])
 def test_a_following_run_keeps_the_state_of_hooks_and_one_that_starts_over_resets_it(tmp_path, follows):
-    scores, called, trainer = [0.9, 0.8, 0.3, 0.4, 0.5], [], make_trainer()
+    scores, called, trainer = [0.9, 0.8, 0.3, 0.4, 0.5], [], net_trainer()
     best = BestCheckpointer(0, Checkpointer(trainer.model, str(tmp_path)), "score")
     stopping = EarlyStopping("score", patience=2)
     once = FunctionHook(lambda t: called.append(t.iter), "after_step", once=True)
@@ -234,7 +217,7 @@ def test_a_following_run_keeps_the_state_of_hooks_and_one_that_starts_over_reset
 
 @pytest.mark.parametrize("kind", ["plain", "multiplier"])
 def test_the_learning_rate_follows_each_run_and_a_changed_max_iter(kind):
-    trainer, seen = make_trainer(), []
+    trainer, seen = net_trainer(), []
     linear = LinearParamScheduler(1.0, 0.0)
     schedule = linear if kind == "plain" else LRMultiplier(trainer.optimizer, linear, 4)
     rate = CallbackHook(before_step=lambda t: seen.append(t.optimizer.param_groups[0]["lr"]))
@@ -247,6 +230,12 @@ def test_the_learning_rate_follows_each_run_and_a_changed_max_iter(kind):
     trainer.register_hooks([CallbackHook(after_step=lambda t: setattr(t, "max_iter", 8) if t.iter == 2 else None)])
     assert trainer.train(0, 4).iteration == 8
     assert seen == [*four[:3], *eight[3:]]
+
+
+def test_a_hook_that_calls_train_of_its_own_trainer_is_an_error():
+    trainer = net_trainer(hooks=[CallbackHook(after_step=lambda trainer: trainer.train(0, 3))])
+    with pytest.raises(RuntimeError, match=r"train\(\) was called by its own hook"):
+        trainer.train(0, 3)
 
 
 # ---------------------------------------------------------------------------- data
@@ -275,31 +264,31 @@ def epochs_of(trainer, steps, **callbacks):
 
 def test_epochs_end_with_the_loader_or_where_they_are_skipped():
     two = [("begin", 0, 0), ("end", 2, 0), ("begin", 3, 1), ("end", 5, 1), ("begin", 6, 2)]
-    assert epochs_of(make_trainer(batches(3)), 7) == two
+    assert epochs_of(net_trainer(batches(3)), 7) == two
     stream = torch.utils.data.DataLoader(Stream(), batch_size=None)  # its end is known only when it is reached
-    assert epochs_of(make_trainer(stream), 3) == [("begin", 0, 0), ("end", 2, 0), ("begin", 2, 1)]
-    skip = epochs_of(make_trainer(batches(9)), 3, after_step=lambda t: t.skip_epoch() if t.iter == 1 else None)
+    assert epochs_of(net_trainer(stream), 3) == [("begin", 0, 0), ("end", 2, 0), ("begin", 2, 1)]
+    skip = epochs_of(net_trainer(batches(9)), 3, after_step=lambda t: t.skip_epoch() if t.iter == 1 else None)
     assert skip == [("begin", 0, 0), ("end", 1, 0), ("begin", 2, 1)]
-    late = epochs_of(make_trainer(batches(9)), 3, on_save=lambda t: t.skip_epoch() if t.iter == 1 else None)
+    late = epochs_of(net_trainer(batches(9)), 3, on_save=lambda t: t.skip_epoch() if t.iter == 1 else None)
     assert late == [("begin", 0, 0), ("end", 2, 0), ("begin", 2, 1)]  # seen when the next batch is read
 
 
 def test_a_new_loader_keeps_epoch_count_and_given_length():
-    trainer = make_trainer(batches(9), iters_per_epoch=3)
+    trainer = net_trainer(batches(9), iters_per_epoch=3)
     change = {"after_step": lambda t: t.reset_data_loader(lambda: batches(9)) if t.iter == 4 else None}
     assert epochs_of(trainer, 9, **change) == [
         *(("begin", 0, 0), ("end", 2, 0), ("begin", 3, 1), ("end", 4, 1)),
         *(("begin", 5, 2), ("end", 7, 2), ("begin", 8, 3)),
     ]
     assert trainer.iters_per_epoch == 3
-    early = make_trainer()
+    early = net_trainer()
     early.reset_data_loader(lambda: batches(2))  # before the first batch
     early.train(0, 5)
     assert (early.epoch, early.iters_per_epoch) == (2, 2)
 
 
 def test_a_loader_that_is_assigned_is_read_from_then_on():
-    trainer, seen = make_trainer(batches(3)), []
+    trainer, seen = net_trainer(batches(3)), []
     trainer.data_loader = [("first", 0)] * 2
     trainer.forward = lambda batch: seen.append(batch[0]) or {"loss": trainer.model.fc.weight.sum()}
 
@@ -313,110 +302,22 @@ def test_a_loader_that_is_assigned_is_read_from_then_on():
     assert (trainer.epoch, trainer.iters_per_epoch, len(trainer.data_loader)) == (2, 3, 3)
 
 
+def test_a_trainer_may_delete_its_loader_before_it_sets_another():
+    trainer = net_trainer()
+    loader = trainer.data_loader
+    del trainer.data_loader
+    trainer.data_loader = loader
+    trainer.train(0, 2)
+    assert trainer.iter == 2
+
+
 def test_data_that_stops_before_its_length_fails_the_run():
     class Short(list):
         def __iter__(self):
             return iter(self[:2])
 
     with pytest.raises(RuntimeError, match="ended after 2 of its 4"):
-        make_trainer(Short(batches(4))).train(0, 20)
-
-
-# ---------------------------------------------------------------------------- what a step computes
-
-
-def by_hand(steps, dtype=None):
-    torch.manual_seed(0)
-    model = Net(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    data = batches()
-    for i in range(steps):
-        with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-            loss = model(data[i % len(data)])["loss"]
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return model.state_dict()
-
-
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_a_step_equals_a_handwritten_step(dtype):
-    trainer = make_trainer(cls=AMPTrainer if dtype else SimpleTrainer, precision=dtype)
-    assert trainer.grad_scaler is None
-    trainer.train(0, 6)
-    assert same(trainer.model.state_dict(), by_hand(6, dtype))
-
-
-@pytest.mark.parametrize("parts", [2, 3, 7, 9])  # 9: more than there are samples
-def test_accumulation_equals_the_gradient_of_the_whole_batch(parts):
-    whole, cut = make_trainer(batches(2, size=7)), make_trainer(batches(2, size=7), accumulation_steps=parts)
-    results = [trainer.train(0, 4) for trainer in (whole, cut)]
-    torch.testing.assert_close(cut.model.state_dict(), whole.model.state_dict())
-    assert results[0].metrics["loss"] == pytest.approx(results[1].metrics["loss"])
-
-
-def test_several_optimizers_are_stepped_together_and_saved():
-    def make():
-        torch.manual_seed(0)
-        model = Net(3, 2)
-        optimizers = [torch.optim.SGD([model.fc.weight], 0.1), torch.optim.AdamW([model.fc.bias], 0.01)]
-        return SimpleTrainer(model, batches(), optimizers)
-
-    trainer = make()
-    before = copy.deepcopy(trainer.model.state_dict())
-    trainer.train(0, 3)
-    assert all(not torch.equal(before[name], value) for name, value in trainer.model.state_dict().items())
-    again = make()
-    again.load_state_dict(trainer.state_dict())
-    assert str(again.optimizer.state_dict()) == str(trainer.optimizer.state_dict())
-    bias = trainer.model.fc.bias
-    with pytest.raises(ValueError, match="share a parameter"):
-        SimpleTrainer(trainer.model, batches(), [torch.optim.SGD([bias], 0.1), torch.optim.SGD([bias], 0.1)])
-
-
-def test_modules_among_the_attributes_are_moved_to_the_device():
-    trainer = make_trainer(device="meta")
-    trainer.metric, trainer.model = nn.Linear(1, 1), trainer.model.to("meta")
-    with pytest.raises(RuntimeError):  # losses on the meta device have no values
-        trainer.train(0, 1)
-    assert trainer.metric.weight.is_meta
-    trainer.metric = nn.Linear(1, 1)
-    trainer.predict([])  # also without training
-    assert trainer.metric.weight.is_meta
-
-
-def test_gather_and_print_of_one_process(capsys, monkeypatch):
-    trainer = make_trainer()
-    assert torch.equal(trainer.gather(torch.tensor(2.0)), torch.tensor([2.0]))
-    gathered = trainer.gather({"x": torch.ones(2, 3), "ids": ["a"]})
-    assert (gathered["x"].shape, gathered["ids"]) == ((2, 3), ["a"])
-    trainer.print("hello", 1, sep="-")
-    monkeypatch.setattr(comm, "get_rank", lambda: 1)
-    trainer.print("again")
-    assert capsys.readouterr().out == "hello-1\n"
-
-
-def test_the_state_of_a_trainer_of_detectron2_is_refused():
-    trainer = make_trainer()
-    inner = {"iteration": 4, "optimizer": trainer.optimizer.state_dict()}
-    with pytest.raises(ConfigError, match=r"detectron2.*MODEL\.WEIGHTS"):
-        trainer.load_state_dict({"iteration": 4, "hooks": {}, "_trainer": inner})
-
-
-def test_predict_yields_outputs_in_eval_mode_and_emits_events():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    trainer = SimpleTrainer(model, batches(), optimizer, adapter=ModelAdapter(nn.CrossEntropyLoss()))
-    recorder, seen = Recorder(), []
-    trainer.register_hooks([recorder, CallbackHook(after_predict=lambda t, results: seen.append(results))])
-    outputs = list(trainer.predict(batches(3)))
-    assert model.training
-    assert not outputs[0].requires_grad
-    model.eval()
-    assert all(torch.equal(out, model(x)) for out, x in zip(outputs, batches(3), strict=True))
-    assert recorder.events[-3:] == ["before_predict", "on_predict_end", "after_predict"]
-    assert seen == [{"batches": 3}]
+        net_trainer(Short(batches(4))).train(0, 20)
 
 
 # ---------------------------------------------------------------------------- a step of one's own
@@ -433,7 +334,7 @@ def test_an_event_that_the_step_does_not_emit_is_warned_of_once(caplog):
             pass
 
     with caplog.at_level(logging.WARNING):
-        make_trainer(hooks=[Recorder()]).train(0, 2)
+        net_trainer(hooks=[Recorder()]).train(0, 2)
         assert caplog.records == []
         trainer = Bare()
         trainer.register_hooks([Waits()])
@@ -453,7 +354,7 @@ def test_requests_are_served_after_the_step_in_a_fixed_order():
         on_save=lambda t: seen.append((t.iter, *sorted(t.requests))),
     )
     seen = []
-    make_trainer(hooks=[ask, PeriodicWriter([], period=0), recorder]).train(0, 3)
+    net_trainer(hooks=[ask, PeriodicWriter([], period=0), recorder]).train(0, 3)
     second = recorder.events.index("after_step", recorder.events.index("after_step") + 1)
     assert recorder.events[second + 1 : second + 6] == ["on_eval", "before_write", "after_write", "on_write", "on_save"]
     assert seen[:-1] == [(0,), (1, "eval", "save", "write"), (1, "save"), (2,)]
@@ -466,17 +367,17 @@ def test_stop_training_in_a_trainers_own_method_is_a_stop_request(method):
         if self.iter >= 3:
             raise StopTraining("enough")
 
-    result = make_trainer(cls=type("Stops", (SimpleTrainer,), {method: stop})).train(0, 100)
+    result = net_trainer(cls=type("Stops", (SimpleTrainer,), {method: stop})).train(0, 100)
     assert (result.reason, result.iteration) == ("enough", 4)
 
 
 @pytest.mark.parametrize("codes", [(75, 0), (0, 75)])
 def test_a_stop_outranks_an_interruption_in_the_same_step(codes):
     stop = CallbackHook(after_step=lambda t: [t.request_stop(f"code {code}", exit_code=code) for code in codes])
-    trainer = make_trainer(hooks=[stop])
+    trainer = net_trainer(hooks=[stop])
     result = trainer.train(0, 9)
     assert (result.reason, result.exit_code, result.iteration) == ("code 0", 0, 1)
-    interrupted = make_trainer(hooks=[CallbackHook(after_step=lambda t: t.request_stop("later", exit_code=75))])
+    interrupted = net_trainer(hooks=[CallbackHook(after_step=lambda t: t.request_stop("later", exit_code=75))])
     assert interrupted.train(0, 9).exit_code == 75
     assert not interrupted.state_dict()["complete"], "a resume continues it"
 
@@ -490,45 +391,13 @@ def test_after_train_of_a_subclass_stops_at_an_error_of_a_hook_and_may_raise_its
 
     asks = CallbackHook(after_train=lambda t: t.request_save())
     with pytest.raises(ZeroDivisionError):
-        make_trainer(cls=Publishes, hooks=[asks, CallbackHook(**{event: lambda t: 1 / 0})]).train(0, 3)
-    trainer, recorder = make_trainer(cls=Publishes), Recorder()
+        net_trainer(cls=Publishes, hooks=[asks, CallbackHook(**{event: lambda t: 1 / 0})]).train(0, 3)
+    trainer, recorder = net_trainer(cls=Publishes), Recorder()
     trainer.register_hooks([recorder])
     with pytest.raises(Boom, match="my own test set"):
         trainer.train(0, 2)
     assert recorder.events[-5:] == END
     assert trainer.completed
-
-
-class Skips(nn.Module):
-    """Skips batches whose first number is negative."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Linear(2, 1)
-
-    def train_step(self, x):
-        return None if x[0, 0] < 0 else self.layer(x).square().mean()
-
-
-def test_a_train_step_that_returns_none_skips_its_batch(caplog):
-    good, bad = torch.rand(4, 2), -torch.rand(4, 2)
-
-    def weight(batches, steps, **options):
-        model = Skips()
-        trainer = SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), 0.1), **options)
-        trainer.train(0, steps)
-        assert trainer.iter == steps
-        return model.layer.weight
-
-    expected = weight([good], 1)
-    assert torch.equal(weight([bad, good, bad], 3), expected)
-    assert [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()] == [
-        "train_step() returned None at iteration 0: such batches are skipped"
-    ]
-    torch.testing.assert_close(weight([torch.cat([good, bad])], 1, accumulation_steps=2), expected)
-    with pytest.raises(FloatingPointError, match=r"returned None.*NONFINITE_LIMIT"):
-        weight([bad], 5, nonfinite_limit=3)
 
 
 FAILS = """

@@ -1,68 +1,29 @@
+"""``Trainer(...)``: a run in one call, from objects. Evaluations are in test_trainer_evaluation.py."""
+
 import functools
-import json
 import logging
 import os
-import re
 import threading
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 import torch
+from one_call import QUIET, Net, X, Y, one_call, points, trained, weights
 from ranks import rows
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hookline
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, Trainer, default_setup
-from hookline.engine.data import ArrayDataset
-from hookline.engine.evaluation import MeanMetric
-from hookline.hooks import CallbackHook, EarlyStopping, EvalHook, HookBase, get_event_storage
-
-QUIET = {"MODEL.DEVICE": "cpu", "LOG.WRITERS": ["JSONWriter"], "LOG.PERIOD": 1, "LOG.PROGRESS_BAR": False}
-
-
-class Net(nn.Module):
-    def __init__(self, hidden=8):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, hidden), nn.Tanh(), nn.Dropout(0.1), nn.Linear(hidden, 3))
-
-    def forward(self, x):
-        return self.layers(x)
-
-
-class OwnLoss(Net):
-    def forward(self, batch):
-        outputs = self.layers(batch[0])
-        return {"cls": nn.functional.cross_entropy(outputs, batch[1])} if self.training else outputs
-
-
-def points(size=24, seed=0):
-    x = torch.randn(size, 4, generator=torch.Generator().manual_seed(seed))
-    return ArrayDataset(x, x[:, :3].argmax(1))
-
-
-X, Y = points().tensors
+from hookline.hooks import CallbackHook, EarlyStopping, HookBase
 
 
 @pytest.fixture
 def make(tmp_path):
-    def make(model=Net, train=points, test=None, folder="run", config=None, **options):
-        given = {"loss": nn.CrossEntropyLoss(), "length": 6, "batch_size": 8, "seed": 1, **options}
-        return Trainer(model, train, test, output_dir=tmp_path / folder, config={**QUIET, **(config or {})}, **given)
-
-    return make
-
-
-def trained(trainer):
-    trainer.train()
-    return trainer
-
-
-def weights(trainer):
-    return torch.cat([value.flatten() for value in trainer.model.state_dict().values()])
+    return lambda *parts, folder="run", **options: one_call(tmp_path / folder, *parts, **options)
 
 
 def test_it_trains_evaluates_and_predicts(make, tmp_path):
@@ -78,39 +39,6 @@ def test_it_trains_evaluates_and_predicts(make, tmp_path):
     assert [row["iteration"] for row in rows(tmp_path / "run") if "test/accuracy" in row] == [14, 30]
     assert {"config.yaml", "log.txt", "model_final.pth"} <= {path.name for path in (tmp_path / "run").iterdir()}
     assert make(length=1, folder="b").evaluate(points(8))["test"]["loss"] == pytest.approx(1.1, abs=0.3)
-
-
-class Evaluates(HookBase):
-    """Evaluates and predicts in each step, in other ways than EvalHook; an iterator stays open over the steps."""
-
-    def before_train(self):
-        self.loader = DataLoader(TensorDataset(X, Y), batch_size=4)  # draws a seed
-        self.open = self.trainer.predict(points(48), stream=True)
-        self.states = {}
-
-    def after_step(self):
-        trainer = self.trainer
-        self.states[trainer.iter] = torch.get_rng_state()
-        next(self.open)
-        trainer.evaluate(self.loader)
-        trainer.predict(self.loader)
-        DefaultTrainer.test(trainer.cfg, trainer.model)
-        trainer.evaluate()
-
-    def after_eval(self, results):
-        torch.rand(1)
-
-    before_eval = after_eval_step = lambda self, *_: torch.rand(1)
-
-
-def test_evaluations_in_hooks_do_not_change_training_or_checkpoints(make, tmp_path):
-    options = {"test": points(10, 1), "monitor": "test/loss"}
-    quiet = trained(make(**options))
-    trainer = make(**options, folder="evaluated", hooks=[hook := Evaluates()])
-    trainer.train()
-    assert torch.equal(weights(quiet), weights(trainer))
-    saved = torch.load(tmp_path / "evaluated" / "model_best.pth")["trainer"]
-    assert torch.equal(saved["rng"]["torch"], hook.states[min(saved["iteration"], 5)])
 
 
 def test_it_trains_as_a_config_does(make, tmp_path):
@@ -298,201 +226,6 @@ def test_a_setting_that_an_optimizer_has_itself_is_named_in_the_log(make, log):
     assert "SOLVER.WEIGHT_DECAY: 0.2 has no effect on" in log.text
 
 
-# ---------------------------------------------------------------------------- models, evaluation and prediction
-
-
-class LogitsAndLoss(Net):
-    def forward(self, x, targets=None):
-        logits = self.layers(x)
-        return logits, None if targets is None else nn.functional.cross_entropy(logits, targets)
-
-
-@dataclass
-class Output:
-    """As transformers' ``ModelOutput``."""
-
-    logits: torch.Tensor
-    loss: torch.Tensor | None = None
-
-
-class Labeled(Net):
-    def forward(self, x, labels=None):
-        logits = self.layers(x)
-        return Output(logits, None if labels is None else nn.functional.cross_entropy(logits, labels))
-
-
-@pytest.mark.parametrize("model", [LogitsAndLoss, Labeled, OwnLoss])
-def test_a_model_with_its_own_loss_trains_is_evaluated_by_it_and_predicts(make, model):
-    samples = [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)] if model is Labeled else points()
-    made = model()
-    trainer = make(made, samples, samples, loss=None, metrics=["Loss", "Accuracy"])
-    assert trainer.model is made
-    results = trainer.train().metrics
-    found = trainer.predict(metrics=True)
-    assert found.outputs.shape == (24, 3)
-    assert (
-        found.metrics["loss"] == results["test/loss"] == pytest.approx(nn.CrossEntropyLoss()(found.outputs, Y).item())
-    )
-    assert found.metrics["accuracy"] == results["test/accuracy"] == (found.outputs.argmax(1) == Y).double().mean()
-
-
-class LossBeside(Net):
-    """Returns its loss in eval mode, too."""
-
-    def forward(self, batch):
-        scores = self.layers(batch[0])
-        return {"loss": nn.functional.cross_entropy(scores, batch[1]), "scores": scores}
-
-
-@pytest.mark.parametrize(("model", "loss"), [(Net, nn.CrossEntropyLoss()), (OwnLoss, None), (LossBeside, None)])
-def test_a_hook_reads_the_losses_of_a_test_batch(make, model, loss):
-    losses = []
-
-    def read(trainer, batch, outputs):
-        losses.append(sum(trainer.eval_losses(batch, outputs).values()).item())
-
-    trainer = make(model, test=points(16, 1), loss=loss, hooks=[CallbackHook(after_eval_step=read)])
-    results = trainer.train().metrics
-    assert sum(losses[-2:]) / 2 == pytest.approx(results["test/loss"], rel=1e-5)
-
-
-def two_terms(scores, target):
-    return {"ce": nn.functional.cross_entropy(scores, target), "size": 0.1 * scores.square().mean()}
-
-
-class TwoTerms(OwnLoss):
-    def forward(self, batch):
-        scores = self.layers(batch[0])
-        return two_terms(scores, batch[1]) if self.training else scores
-
-
-@pytest.mark.parametrize(("model", "loss"), [(Net, two_terms), (TwoTerms, None)])
-def test_the_terms_of_a_loss_are_on_the_console_and_in_the_results(make, capsys, model, loss):
-    def size(scores, targets):
-        return 3.0
-
-    config = {"LOG.WRITERS": ["CommonMetricPrinter"]}
-    trainer = make(model, test=points(10, 1), loss=loss, config=config)
-    results = trainer.train().metrics
-    expected = two_terms(trainer.predict(), points(10, 1).tensors[1])
-    for name, value in {**expected, "loss": sum(expected.values())}.items():
-        assert results[f"test/{name}"] == pytest.approx(value.item(), rel=1e-5)
-    assert re.search(r"iter: 5/6 .* ce: \d\S+  size: \d", capsys.readouterr().out)
-    found = make(model, loss=loss, metrics=[size, "Loss"], folder="b").evaluate(points(10, 1))["test"]
-    assert found["size"] == 3.0  # a metric of that name
-    assert found.keys() == {"size", "loss", "ce"}
-
-
-def test_outputs_in_dicts_and_lists_that_must_fit_together(make):
-    class Several(Net):
-        def forward(self, x):
-            return {"logits": self.layers(x), "words": ["a"] * len(x), "extra": (x, x)}
-
-    class Growing(Net):
-        def forward(self, x):
-            return x.new_zeros(len(x), len(x))
-
-    assert make(Several).predict([(x, 0) for x in points(10).tensors[0]]).shape == (10, 3)  # those of torch's loss
-    trainer = make(Several, loss=lambda outputs, y: outputs["logits"].sum(), folder="b")
-    outputs = trainer.predict(points(10))
-    assert (outputs["logits"].shape, outputs["words"], outputs["extra"][1].shape) == ((10, 3), ["a"] * 10, (10, 4))
-    assert trainer.predict(points(10), ignore_keys=["words", "extra"]).shape == (10, 3)
-    with pytest.raises(ConfigError, match="stream=True"):
-        make(Growing, folder="c").predict(points(10))
-
-
-def test_predictions_with_targets_and_metrics_and_in_a_stream(make):
-    trainer, data = make(metrics=["Accuracy"]), points(10, 1)
-    found = trainer.predict(data, targets=True, metrics=True)
-    assert torch.equal(found.targets, data.tensors[1])
-    assert found.metrics == trainer.evaluate(data)["test"]
-    batches = list(trainer.predict(data, stream=True, targets=True))
-    assert [len(outputs) for outputs, _ in batches] == [8, 2]
-    assert torch.equal(torch.cat([outputs for outputs, _ in batches]), found.outputs)
-    with pytest.raises(ConfigError, match="stream"):
-        trainer.predict(data, stream=True, metrics=True)
-
-
-def share(predictions, targets):
-    return {"share": (predictions.argmax(1) == targets).double().mean().item()}
-
-
-class SquaredError(MeanMetric):
-    def update(self, preds, target):
-        self.add((preds - nn.functional.one_hot(target, 3)).square().sum(), preds.numel())
-
-
-def test_predictions_go_to_a_new_file(make, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    trainer = make(test=points(10, 1), config={"TEST.PREDICTIONS_COLUMNS": ["class", "target"]})
-    assert trainer.predict(points(), output="predictions.jsonl") == 24
-    lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
-    classes = trainer.predict(points()).argmax(1).tolist()
-    assert lines == [{"index": i, "class": classes[i], "target": int(Y[i])} for i in range(24)]
-    for output, options, problem in (
-        ("predictions.jsonl", {}, "predictions.jsonl exists, and no file is replaced"),
-        ("predictions.csv", {}, r"ends in .jsonl or .npz"),
-        ("other.jsonl", {"targets": True}, "TEST.PREDICTIONS_COLUMNS"),
-    ):
-        with pytest.raises(ConfigError, match=problem):
-            trainer.predict(output=output, **options)
-    assert trainer.predict(output=tmp_path / "new" / "predictions.npz") == 10
-    assert [path.name for path in tmp_path.glob("**/*.*")] == ["predictions.jsonl", "predictions.npz"]
-
-
-def test_forms_of_metrics_and_several_test_sets(make):
-    metrics = [share, "Accuracy", {"NAME": "Accuracy", "ARGS": {"top_k": 2}, "AS": "top2"}]
-    results = make(test=points(8, 1), metrics=metrics).evaluate()["test"]
-    assert results["share"] == results["accuracy"] <= results["top2"]
-    assert make(test=points(8, 1), metrics={"mine": lambda p, t: 0.5}).evaluate() == {"test": {"mine": 0.5}}
-    several = {"near": points(8, 1), "far": points(8, 2)}
-    night = make(test={"night images": points(8, 1)}, metrics="Accuracy", monitor="night images/accuracy", folder="b")
-    assert "night images/accuracy" in night.train().metrics
-    trainer = make(test=several, metrics={"acc": "Accuracy", "error": SquaredError})
-    assert trainer.evaluate().keys() == several.keys()
-    assert trainer.predict("far").shape == (8, 3)
-    assert trainer.evaluate("near").keys() == {"near"}
-    assert trainer.evaluate({"other": points(8, 3)})["other"].keys() == {"acc", "error"}
-    with pytest.raises(ConfigError, match="near, far"):
-        trainer.predict()
-
-
-def test_an_evaluation_outside_of_training_leaves_the_run_alone(make, caplog):
-    seen, stopping = [], EarlyStopping("test/loss", patience=2, mode="min")
-    listener = CallbackHook(after_eval=lambda trainer, results: seen.append(results))
-    schedule = functools.partial(ReduceLROnPlateau, patience=0)
-    options = {"monitor": "test/loss", "eval_period": 2, "lr_scheduler": schedule}
-    trainer = make(test=points(8, 1), hooks=[stopping, listener], **options)
-    trainer.evaluate(points(4, 3))  # other data: no results for hooks
-    assert not seen
-    assert trainer.evaluate() == {"test": seen.pop()["test"]}
-    trainer.train()
-    before = stopping.best, stopping.count, trainer.optimizer.param_groups[0]["lr"]
-    for _ in range(3):
-        trainer.evaluate()
-    assert (stopping.best, stopping.count, trainer.optimizer.param_groups[0]["lr"]) == before
-    assert "BestCheckpointer watches" not in caplog.text
-
-
-def test_a_trained_model_is_evaluated_from_its_file_and_nothing_is_written(make, tmp_path):
-    trainer = trained(make(test=points(8, 1)))
-    config = {"MODEL.WEIGHTS": str(tmp_path / "run")}
-    again = make(train=None, test=points(8, 1), length=None, folder="b", config=config)
-    assert again.evaluate() == trainer.evaluate()
-    again.predict()
-    assert list((tmp_path / "b").iterdir()) == []
-    with pytest.raises(ConfigError, match="train_data"):
-        again.train()
-
-
-def test_a_model_without_trainable_parameters_is_evaluated_and_predicts(make):
-    trainer = make(Net().requires_grad_(False), train=None, test=points(10, 1), metrics=["Accuracy"], length=None)
-    assert 0 <= trainer.evaluate()["test"]["accuracy"] <= 1
-    assert trainer.predict(points(4)).shape == (4, 3)
-    with pytest.raises(ConfigError, match="no parameter that requires a gradient"):
-        make(Net().requires_grad_(False))
-
-
 # ---------------------------------------------------------------------------- runs
 
 
@@ -583,6 +316,17 @@ def test_the_config_shows_objects_and_cannot_repeat_the_run(make, tmp_path):
         default_setup(cfg)
 
 
+def test_weights_that_a_script_loads_itself_are_named_in_the_log(make, tmp_path, log):
+    first = trained(make())
+    log.clear()
+    trainer, path = make(folder="second", seed=2), str(tmp_path / "run" / "model_final.pth")
+    trainer.checkpointer.load(path, checkpointables=[])
+    assert torch.equal(weights(trainer), weights(first))
+    trainer.train()
+    assert f"the model keeps the weights of {path}" in log.text
+    assert "from scratch" not in log.text
+
+
 # ---------------------------------------------------------------------------- errors
 
 OTHER = torch.optim.SGD(Net().parameters(), lr=0.1)
@@ -607,140 +351,6 @@ def test_errors_come_at_once_and_write_nothing(make, tmp_path, options, named):
     with pytest.raises(ConfigError, match=named):
         make(**options)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("monitor", "mode"), [("test/loss", "min"), ("test/accuracy", "max")])
-def test_best_checkpoint_early_stopping_and_schedule_know_what_is_better(make, tmp_path, log, monitor, mode):
-    trainer = make(
-        test=points(seed=1),
-        metrics=["Loss", "Accuracy"],
-        eval_period=1,
-        lr=0.5,
-        monitor=monitor,
-        lr_scheduler=ReduceLROnPlateau,
-        hooks=[EarlyStopping(patience=9), EarlyStopping(monitor, patience=9)],
-    )
-    result = trainer.train()
-    best, (first, second) = trainer.find_hook("BestCheckpointer"), trainer.find_hooks(EarlyStopping)
-    values = [row[monitor] for row in rows(tmp_path / "run") if monitor in row]
-    assert len(values) == result.iteration == 6
-    assert best.best_metric == first.best == second.best == (min if mode == "min" else max)(values)
-    assert trainer.scheduler.mode == mode
-    assert "by its class or name" in log.text
-
-
-class Quality(SquaredError):
-    """Says itself that less is better, as metrics of torchmetrics do."""
-
-    higher_is_better = False
-
-
-@pytest.mark.parametrize("metric", [Quality, Quality(), f"{__name__}:Quality"])
-def test_a_metric_says_itself_whether_more_is_better(make, metric):
-    stopping, plateau = EarlyStopping(), {"SOLVER.LR_SCHEDULER_METRIC": "test/accuracy"}
-    trainer = make(
-        *(Net, points(), points(seed=1)), metrics=["Accuracy", metric], monitor="test/quality", eval_period=1,
-        hooks=[stopping], lr_scheduler=ReduceLROnPlateau, config=plateau,
-    )  # fmt: skip
-    assert stopping.mode == "min"
-    assert trainer.scheduler.mode == "max"  # of its own metric
-
-
-@pytest.mark.parametrize("empty", [(X[:0], Y[:0]), DataLoader([], batch_size=2)])
-def test_a_test_set_without_samples_has_no_results_and_a_warning(make, log, empty):
-    def of_all(predictions, targets):
-        return len(predictions)
-
-    trainer = make(test={"some": points(seed=1), "none": empty}, metrics=["Loss", of_all], eval_period=3)
-    result = trainer.train()
-    assert (result.reason, result.metrics["some/of_all"]) == ("completed", 24)
-    assert not any(name.startswith("none") for name in result.metrics)
-    assert "none has no samples: it has no results" in log.text
-
-
-class Counts:
-    def reset(self):
-        self.hits = self.number = 0
-
-    def update(self, predictions, targets):
-        self.hits += int((predictions.argmax(1) == targets).sum())
-        self.number += len(targets)
-
-    def compute(self):
-        return {"hits": self.hits, "share": self.hits / self.number}
-
-
-def test_the_monitor_may_be_an_entry_of_a_metrics_dict(make):
-    trainer = make(test=points(seed=1), metrics=[Counts], monitor="test/share", eval_period=3, hooks=[EarlyStopping()])
-    result = trainer.train()
-    assert trainer.find_hook("BestCheckpointer").best_iter is not None
-    assert result.metrics["test/share"] == result.metrics["test/hits"] / 24
-
-
-class Storing(OwnLoss):
-    def forward(self, batch):
-        get_event_storage().put_scalar("seen", len(batch[1]))
-        return super().forward(batch)
-
-
-def test_a_model_may_use_the_storage_in_evaluations_outside_of_training(make):
-    trainer = make(Storing, loss=None, test=points(seed=1), metrics=["Accuracy"])
-    assert trainer.train().metrics["seen"] == 8
-    assert trainer.evaluate()["test"]["accuracy"] >= 0
-    assert DefaultTrainer.test(trainer.cfg, trainer.model)["test"]["accuracy"] >= 0
-    assert trainer.predict().shape == (24, 3)
-
-
-def test_an_evaluation_of_a_script_that_has_set_up_no_logger_shows_its_results(make, monkeypatch, capsys):
-    trainer = make(test=points(seed=1), metrics=["Accuracy"])
-    for name in ("", "hookline"):
-        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
-    DefaultTrainer.test(trainer.cfg, trainer.model)
-    assert re.search(r"test +accuracy +0\.\d+", capsys.readouterr().out)
-
-
-class DynamicCache:
-    """As of transformers: of no number of samples."""
-
-
-class WithCache(Net):
-    def __init__(self, names=("state",)):
-        super().__init__()
-        self.config = SimpleNamespace(keys_to_ignore_at_inference=names)
-
-    def forward(self, x, labels=None):
-        logits = self.layers(x)
-        outputs = {"logits": logits, "past": DynamicCache(), "state": (logits[0],)}
-        return outputs if labels is None else {"loss": nn.functional.cross_entropy(logits, labels), **outputs}
-
-
-def test_the_cache_of_a_hugging_face_model_is_no_prediction(make):
-    seen = []
-
-    def of_all(predictions, targets):
-        seen.append(predictions.shape)
-        return 1.0
-
-    trainer = make(WithCache, loss=None, test=points(seed=1), metrics=["Loss", of_all])
-    trainer.train()
-    assert seen[-1] == trainer.predict().shape == (24, 3)
-
-
-def test_a_metric_that_nothing_gives_is_an_error_or_a_warning(make, tmp_path, log):
-    with pytest.raises(ConfigError, match="LR_SCHEDULER_METRIC"):
-        make(lr_scheduler=ReduceLROnPlateau, monitor="test/loss", eval_period=2)
-    with pytest.raises(ConfigError, match="'val/loss', which is not among the evaluation's metrics"):
-        make(hooks=[EarlyStopping("val/loss")], test=points(seed=1), eval_period=2).train()
-    evaluations = EvalHook(3, lambda: {"val": {"a": 1.0}})
-    possible = [
-        {"hooks": [EarlyStopping("seen")], "model": Storing, "loss": None},
-        {"hooks": [evaluations, EarlyStopping("val/a")]},
-        {"hooks": [EarlyStopping("test/loss")], "test": points(seed=1)},
-    ]
-    for number, options in enumerate(possible):
-        assert make(folder=str(number), **options).train().reason == "completed"
-    make(hooks=[EarlyStopping("test/loss")], folder="3").train()
-    assert "EarlyStopping has found no value of 'test/loss' so far, and cannot stop the run" in log.text
 
 
 # ---------------------------------------------------------------------------- batches of any kind
@@ -828,14 +438,3 @@ def test_lazy_modules_get_their_weights_from_a_batch_and_are_resumed(make):
     resumed = make(Lazy, optimizer="AdamW", lr=0.1, config=config)
     resumed.train(resume=True)
     assert torch.equal(weights(resumed), weights(whole))
-
-
-def test_weights_that_a_script_loads_itself_are_named_in_the_log(make, tmp_path, log):
-    first = trained(make())
-    log.clear()
-    trainer, path = make(folder="second", seed=2), str(tmp_path / "run" / "model_final.pth")
-    trainer.checkpointer.load(path, checkpointables=[])
-    assert torch.equal(weights(trainer), weights(first))
-    trainer.train()
-    assert f"the model keeps the weights of {path}" in log.text
-    assert "from scratch" not in log.text

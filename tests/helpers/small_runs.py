@@ -67,6 +67,21 @@ def train_net(steps, *hooks, start=0, device="cpu"):
     return trainer
 
 
+def batches(count=4, size=2):
+    """The same random batches (size, 3) at each call."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.rand(size, 3, generator=generator) for _ in range(count)]
+
+
+def net_trainer(loader=None, cls=SimpleTrainer, hooks=(), **options):
+    """Return a trainer of a ``Net`` with the same weights at each call."""
+    torch.manual_seed(0)
+    model = Net(3, 2).to(options.get("device", "cpu"))
+    trainer = cls(model, batches() if loader is None else loader, torch.optim.SGD(model.parameters(), 0.1), **options)
+    trainer.register_hooks(hooks)
+    return trainer
+
+
 # ---------------------------------------------------------------------- checkpoints
 
 

@@ -70,7 +70,7 @@ def test_a_run_continues_as_if_it_had_never_stopped(tmp_path, name, length):
     if name != "completed":  # its schedule was that of a shorter run
         whole = make(tmp_path / "whole", name, resume=False)
         whole.train()
-        # Another torch release rounds differently than the one that wrote the checkpoint; a lost step or rate is far more.
+        # Another release of torch rounds in another way; a lost step or rate makes a far larger difference.
         torch.testing.assert_close(trainer.model.state_dict(), whole.model.state_dict(), rtol=1e-4, atol=1e-6)
 
 

@@ -1,3 +1,5 @@
+"""Helpers that code written for detectron2 imports from its ``utils``."""
+
 import logging
 import math
 import pickle
@@ -8,7 +10,6 @@ import pytest
 import torch
 
 from hookline.config import get_cfg
-from hookline.engine.detectron2_names import _try_get_key
 from hookline.engine.setup.utils import (
     PathHandler,
     PathManager,
@@ -113,9 +114,3 @@ def test_a_wrapped_function_is_called_in_another_process_and_a_package_names_its
     inner = type("Inner", (), {"__module__": "package.module"})
     fixup_module_metadata("package", {"Inner": inner, "math": math, "_private": None})
     assert (inner.__module__, math.__name__) == ("package", "math")
-
-
-def test_keys_of_any_config_are_tried_in_order():
-    assert _try_get_key(get_cfg(), "train.seed", "SEED", default=0) == -1
-    assert _try_get_key({"train": {"seed": 3}}, "SEED", "train.seed") == 3
-    assert _try_get_key(get_cfg(), "SEED.x", default=7) == 7

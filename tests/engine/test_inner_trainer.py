@@ -395,20 +395,6 @@ def test_an_optimizer_that_clips_the_full_model_itself_is_left_alone(make):
     assert norms[0] > 0.02
 
 
-def test_a_simple_trainer_that_sets_its_parts_itself_is_completed():
-    class Bare(SimpleTrainer):
-        def __init__(self, model, optimizer):
-            self.model, self.optimizer = model, optimizer
-            self.data_loader = [torch.ones(2, 3)] * 2
-
-    model = Net()
-    trainer = Bare(model, torch.optim.SGD(model.parameters(), 0.1))
-    before = model.fc.weight.clone()
-    assert trainer.train(0, 3).iteration == 3
-    assert not torch.equal(model.fc.weight, before)
-    assert (trainer.epoch, trainer.iters_per_epoch) == (1, 2)
-
-
 def test_what_is_set_on_an_inner_trainer_counts_for_both(make):
     class Stops(SimpleTrainer):
         def run_step(self):
@@ -430,83 +416,6 @@ def test_what_is_set_on_an_inner_trainer_counts_for_both(make):
     assert torch.equal(trainer.model.fc.weight, before)
     assert trainer.optimizer is trainer._trainer.optimizer
     assert shapes == [((4, 3), ["loss_a", "loss_b"])] * 2
-
-
-# ---------------------------------------------------------------------------- methods of early versions
-
-
-class Old(SimpleTrainer):
-    written, checked = (), ()
-
-    def _write_metrics(self, metrics_dict: dict):
-        self.written = (*self.written, sorted(metrics_dict))
-        super()._write_metrics(metrics_dict)
-
-    def _detect_anomaly(self, losses, loss_dict):
-        self.checked = (*self.checked, self.iter)
-
-    def run_step(self):
-        losses = self.model(next(self._data_loader_iter))
-        self._detect_anomaly(sum(losses.values()), losses)
-        self.optimizer.zero_grad()
-        sum(losses.values()).backward()
-        self._write_metrics({**losses, "data_time": 0.5, "boxes": 3})
-        self.optimizer.step()
-
-
-def test_methods_of_early_versions_are_called():
-    model = Net()
-    trainer = Old(model, batches(), torch.optim.SGD(model.parameters(), 0.1))
-    trainer.train(0, 3)
-    assert trainer.checked == (0, 1, 2)
-    assert trainer.written == (["boxes", "data_time", "loss_a", "loss_b"],) * 3
-    assert {"loss_a", "loss_b", "total_loss"} <= set(trainer.storage.histories())
-    assert trainer.storage.history("data_time").latest() == 0.5
-    assert trainer.storage.history("boxes").latest() == 3
-
-
-class OwnWrite(SimpleTrainer):
-    @staticmethod
-    def write_metrics(loss_dict, data_time, cur_iter=None, prefix=""):
-        get_event_storage().put_scalar(prefix + "own", sum(loss_dict.values()), cur_iter=cur_iter)
-
-
-def test_a_write_metrics_of_ones_own_is_called_as_in_detectron2():
-    model = Net()
-    trainer = OwnWrite(model, batches(), torch.optim.SGD(model.parameters(), 0.1))
-    trainer.train(0, 3)
-    assert [iteration for _, iteration in trainer.storage.history("own").values()] == [0, 1, 2]
-
-
-class Tolerant(SimpleTrainer):
-    seen = ()
-
-    def _detect_anomaly(self, losses, loss_dict):
-        self.seen = (*self.seen, (losses.item(), {name: loss.item() for name, loss in loss_dict.items()}))
-        if losses.item() > 1e6:
-            super()._detect_anomaly(losses * torch.inf, loss_dict)
-
-
-class Infinite(Net):
-    """Its loss is infinite, and its gradients are not."""
-
-    def forward(self, batch):
-        return {name: loss + torch.inf for name, loss in super().forward(batch).items()}
-
-
-@pytest.mark.parametrize("options", [{}, {"accumulation_steps": 2}, {"gather_metric_period": 2}])
-def test_a_trainers_own_check_of_the_losses_replaces_ours(options, monkeypatch):
-    model = Net()
-    trainer = Tolerant(model, batches(), torch.optim.SGD(model.parameters(), 1e-3), **options)
-    trainer.train(0, 3)
-    assert [total for total, _ in trainer.seen] == pytest.approx([sum(losses.values()) for _, losses in trainer.seen])
-    assert len(trainer.seen) == 3
-    model = Infinite()
-    trainer = Tolerant(model, batches(), torch.optim.SGD(model.parameters(), 1e-3), **options)
-    with pytest.raises(FloatingPointError, match="iteration 0"):
-        trainer.train(0, 3)
-    monkeypatch.setattr(Tolerant, "_detect_anomaly", lambda self, losses, loss_dict: None)
-    assert trainer.train(0, 3).iteration == 3
 
 
 # ---------------------------------------------------------------------------- evaluation
