@@ -39,9 +39,8 @@ from .modeling.build import attached_to
 from .parallel.base import build_strategy, build_wrapped
 from .run import Run, begin_run
 from .run import default_setup as default_setup
-from .setup.check import HOOK_KEY, WRITER_KEY, best_metric, overridden_builders
+from .setup.check import HOOK_KEY, WRITER_KEY, best_metric, check_handled, overridden_builders
 from .setup.report import log_end, log_start, name_replay, replay_command
-from .setup.script_options import check_ignored
 from .setup.seeds import seed_all_rng
 from .simple_trainer import SimpleTrainer
 from .solver import build_lr_scheduler, build_optimizer
@@ -255,10 +254,8 @@ class DefaultTrainer(SimpleTrainer):
         if (run := self.current_run) is None:
             return
         loaded = self._resume is not None or self.start_iter > 0 or bool(getattr(self.checkpointer, "resumed_from", ""))
-        if not loaded and self.checkpointer.has_checkpoint():
-            check_ignored(run.args, "resume")
         if run.args is not None:
-            run.check_options(self._resume)
+            check_handled(run.args, self._resume, not loaded and self.checkpointer.has_checkpoint())
         again = run.begun
         run.begin(self._resume)
         log_start(self, again)

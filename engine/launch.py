@@ -1,10 +1,9 @@
 """Starts the processes of a run, and looks at what started this one."""
 
 import os
-import platform
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -12,9 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import hookline
-
-from ..config import CfgNode, ConfigError
+from ..config import ConfigError
 from ..config.errors import error_text
 from . import comm
 from .parallel.processes import GRACE, ends_without_answer, first_failure, run_local_ranks, run_rank, watch_parent
@@ -238,27 +235,3 @@ def uses_gpus(device: str, processes: int, option: str) -> bool:
             "to train on its CPU cores set MODEL.DEVICE to cpu"
         )
     return True
-
-
-def check_same_config(cfg: CfgNode, options: Mapping[str, object]) -> None:
-    """Check that all ranks have the same config, command line and versions. Every rank must call it.
-
-    Args:
-        cfg: the full config.
-        options: the command line's options, by name.
-
-    Raises:
-        ConfigError: a rank differs from rank 0. All ranks raise it, and the message lists the differences.
-    """
-    python = ".".join(platform.python_version_tuple()[:2])
-    versions = {"hookline": hookline.__version__, "torch": torch.__version__.partition("+")[0], "Python": python}
-    mine = {key: repr(value) for key, value in {**cfg.flatten(), **options, **versions}.items()}
-    (_, first), *others = comm.all_gather((platform.node(), mine))
-    for rank, (node, other) in enumerate(others, start=1):
-        keys = [key for key in {**first, **other} if first.get(key) != other.get(key)]
-        if keys:
-            found = [f"{key} is {other.get(key, 'missing')} (rank 0: {first.get(key, 'missing')})" for key in keys]
-            raise ConfigError(
-                f"rank {rank}, on {node}, has another config than rank 0: {'; '.join(found)}. "
-                "Start all machines with the same config, command line and versions"
-            )

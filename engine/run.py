@@ -18,7 +18,7 @@ import torch
 
 import hookline
 
-from ..config import CfgNode, ConfigError, Duration
+from ..config import CfgNode, ConfigError
 from ..config.atomic import check_regular, replace_text, shown_path
 from ..config.run_folder import RECORDS, FolderLock, move_run, recover, recover_if_idle
 from ..config.yaml_files import find_config
@@ -27,12 +27,20 @@ from ..hooks.writers.files import back_up
 from . import comm
 from .checkpoint.find_checkpoint import named_checkpoint
 from .evaluation.build import check_metrics
-from .launch import check_alone, check_restarts, check_same_config
-from .setup.check import check_config, check_for_script
+from .launch import check_alone, check_restarts
+from .setup.check import (
+    check_command,
+    check_components,
+    check_config,
+    check_same_config,
+    check_values,
+    compare_timeouts,
+    option,
+    shorten,
+)
 from .setup.lazy_run import folder_of, lazy_run
 from .setup.logger import LOGGERS, hold_logs, open_logs, set_console_level, setup_logger
 from .setup.report import describe_config, describe_environment
-from .setup.script_options import check_fast_dev_run, check_ignored, check_processes, option, shorten
 from .setup.seeds import choose_seed, seed_all_rng, set_seed
 
 logger = logging.getLogger(__name__)
@@ -47,8 +55,8 @@ a run trains in the folder. "dry" (``--dry-run``): writes nothing. "trial" (FAST
 def default_setup(cfg: Any, args: Any = None) -> None:
     """Check the config, seed the random number generators, and prepare the log.
 
-    1. Runs :func:`check_config`, except for components with unknown names, which a script may build itself and a
-       DefaultTrainer checks. Compares the configs of all ranks.
+    1. Checks values of the config. Names and arguments of components are checked by a DefaultTrainer, since a script
+       may build these parts itself; call :func:`check_config` for them. Compares the configs of all ranks.
     2. Draws a seed if SEED is negative, puts it into ``cfg``, and seeds all generators.
     3. Logs the environment, the command line, and the config's differences from the defaults.
     4. Creates OUTPUT_DIR if it is missing.
@@ -72,29 +80,22 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     resume = path if isinstance(path, str) else bool(getattr(args, "resume", False))
     eval_only, predict = bool(getattr(args, "eval_only", False)), bool(option(args, "predict"))
     if args is not None:
-        check_processes(args)
-        check_fast_dev_run(cfg, args)
-    text, lines, keys, unknown = "", {}, cfg, dict[str, ConfigError]()
+        check_command(cfg, args)
+    keys, text = cfg, ""
     if isinstance(cfg, CfgNode):
-        unknown = check_for_script(cfg)
+        check_values(cfg)
     else:
         keys, text = lazy_run(cfg, resume)
-        lines = {f"config.yaml, line {number}": line for number, line in enumerate(text.splitlines(), start=1)}
-    if comm.get_world_size() > 1:
-        check_same_config(keys, {"--resume": resume, "--eval-only": eval_only, "--predict": predict, **lines})
     kind: RunKind = "trial" if keys.FAST_DEV_RUN else "train"
     if option(args, "dry_run"):
         kind = "dry"
     elif eval_only or predict:
         kind = "inference"
     run = Run(keys, kind, resume, text, args)
-    run.may_write_nothing = eval_only and not predict
-    run.unknown, run.user_cfg = unknown, cfg
+    run.user_cfg = cfg
     run.open(keys)
     run.create_folder()
     Run.opened = run
-    for builder, error in unknown.items():
-        logger.info("Left to the trainer's %s, or to the script: %s", builder, error)
 
 
 def begin_run(cfg: Any, kind: RunKind | None = None) -> None:
@@ -131,9 +132,7 @@ class Run:
 
     Attributes:
         path: OUTPUT_DIR, absolute.
-        may_write_nothing: whether the run also works if the folder is not writable: an evaluation.
         moved: where this run has moved an earlier one; empty if there was none.
-        unknown: see :func:`~hookline.engine.setup.check.check_for_script`.
         user_cfg: the config that the user passed.
         begun: whether the folder was taken.
         drew_seed: whether a seed was drawn without knowing whether the run is resumed.
@@ -148,8 +147,6 @@ class Run:
         self.kind = kind
         self.args = args
         self.path = os.path.abspath(cfg.OUTPUT_DIR)
-        self.may_write_nothing = False
-        self.unknown: dict[str, ConfigError] = {}
         self.user_cfg: Any = cfg
         self._resume = resume
         self._text = text
@@ -186,15 +183,12 @@ class Run:
         run = cls.opened_for(cfg)
         if run is None or not (cfg is run.user_cfg or cfg.dump(sort_keys=False) == run._text):
             check_config(cfg, overridden)
-            if comm.get_world_size() > 1:
-                check_same_config(cfg, {})
             user_cfg, cfg = cfg, cfg.clone()
             run = cls(cfg, "trial" if cfg.FAST_DEV_RUN else "train")
             run.open(cfg)
         else:
             user_cfg = cfg
-            if run.unknown:  # the trainer may build these parts itself, or they may be registered by now
-                check_config(cfg, overridden)
+            check_components(cfg, overridden)
         run.user_cfg = user_cfg
         if run.kind != "inference":  # begins when the weights are loaded, by begin_run() or test()
             cls.opened = None
@@ -214,6 +208,10 @@ class Run:
         rank = comm.get_rank()
         if comm.get_world_size() == 1:
             check_alone()
+        else:
+            options = {f"--{name}": getattr(self.args, name, None) for name in ("eval_only", "predict")}
+            lines = {f"config.yaml, line {number}": line for number, line in enumerate(self._text.splitlines(), 1)}
+            check_same_config(cfg, {"--resume": self._resume, **options, **lines})
         if self.kind != "trial":
             self._writes = comm.on_main_process(self._check_folder)
         if self.kind != "dry" or self._resume:
@@ -232,7 +230,7 @@ class Run:
             if config_file := getattr(self.args, "config_file", ""):
                 logger.info("Config file: %s", find_config(config_file))
             if comm.get_world_size() > 1:
-                _compare_timeouts(cfg)
+                compare_timeouts(cfg)
             if comm.is_main_process():
                 logger.debug("Config, where it differs from the defaults:\n%s", describe_config(cfg))
         seed_all_rng(max(cfg.SEED, 0) + rank)
@@ -250,7 +248,7 @@ class Run:
             try:
                 _check_writable(self.path)
             except ConfigError as error:
-                if not self.may_write_nothing:
+                if self.kind != "inference" or option(self.args, "predict"):
                     raise
                 logger.warning("%s. The evaluation writes no log", error)
                 return False
@@ -284,18 +282,6 @@ class Run:
         self._text = cfg.dump(sort_keys=False)
 
     # ------------------------------------------------------------------ begin and end
-
-    def check_options(self, resume: bool | str | None) -> None:
-        """Check that the script handles the options of its command line, before it trains.
-
-        Args:
-            resume: whether the run in OUTPUT_DIR is resumed, or the path of a checkpoint that is; None if that was not
-                asked for.
-        """
-        check_ignored(self.args, "eval_only", "predict", "replay", "samples", "dry_run")
-        if resume is False or (isinstance(option(self.args, "resume"), str) and not isinstance(resume, str)):
-            check_ignored(self.args, "resume")
-        check_processes(self.args)
 
     def begin(self, resume: bool | str | None = None) -> None:
         """Take the folder, write config.yaml and open the log.
@@ -390,12 +376,3 @@ def _check_writable(path: str) -> None:
         raise ConfigError(f"OUTPUT_DIR: cannot create {path}: {there} is not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise ConfigError(f"OUTPUT_DIR: {there} is not writable; change its permissions or choose another OUTPUT_DIR")
-
-
-def _compare_timeouts(cfg: CfgNode) -> None:
-    """Warn if the ranks were launched with another timeout than the config's."""
-    wanted, actual = Duration.parse_time(cfg.PARALLEL.TIMEOUT).seconds, comm.timeout().total_seconds()
-    if wanted != actual:
-        logger.warning(
-            "PARALLEL.TIMEOUT is %g s, but the ranks were launched with %g s: pass timeout= to launch()", wanted, actual
-        )

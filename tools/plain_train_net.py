@@ -22,6 +22,7 @@ from hookline.engine.evaluation import build_evaluator, flatten_results_dict, fo
 from hookline.engine.evaluation.testing import predictor
 from hookline.engine.launch import launched_by_torchrun
 from hookline.engine.modeling import ModelAdapter, build_adapter, build_model, resolve_device
+from hookline.engine.setup.check import check_config
 from hookline.engine.solver import build_lr_scheduler, build_optimizer
 from hookline.engine.solver.schedules import resolve_lengths
 from hookline.hooks import EventStorage, StopSignals
@@ -145,6 +146,7 @@ def main() -> None:
     names = [key for key in cfg.diff(get_cfg()) if not f"{key}.".startswith(tuple(followed))]
     if names:
         raise ConfigError(f"{', '.join(names)}: this loop does not follow the key; leave it out, or use train_net.py")
+    check_config(cfg)
     default_setup(cfg, args)
     raise SystemExit(train(cfg, args.resume))
 

@@ -1,14 +1,19 @@
-"""Checks of a config before a run."""
+"""Checks before a run: of its config, of the options of its command line, and that all ranks have the same."""
 
 import logging
-from collections.abc import Collection
+import platform
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+import hookline
 
 from ...config import CfgNode, ConfigError, Duration, get_cfg, name_of
 from ...config.components import ComponentKey, errors_at
-from ...config.errors import misspelt
-from ...config.values import is_object_text
 from ...hooks import HOOK_REGISTRY, WRITER_REGISTRY
+from .. import comm
 from ..checkpoint.find_checkpoint import find_checkpoint
 from ..checkpoint.matching import split_query
 from ..data.build import COLLATE_KEY, SAMPLER_KEY, TRAIN_COLLATE_KEY
@@ -78,60 +83,27 @@ def check_config(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
     Raises:
         ConfigError: the config is invalid. The message names the key and the remedy.
     """
-    _check_values(cfg, overridden)
-    for error in _errors(cfg, overridden).values():
-        raise error
+    check_values(cfg, overridden)
+    check_components(cfg, overridden)
 
 
-def check_for_script(cfg: CfgNode) -> dict[str, ConfigError]:
-    """Check a config as :func:`check_config` does, but for components that the script may build itself.
-
-    Such a component has a name that hookline does not know: a script may name it as it likes, as in detectron2. Names
-    that are probably misspelt, names of modules, and names with arguments are meant for hookline.
-
-    Returns:
-        The error of each such component, by the name of the method that builds it.
-
-    Raises:
-        ConfigError: as :func:`check_config`.
-    """
-    _check_values(cfg)
-    found = {}
-    for (builder, component_key), error in _errors(cfg).items():
-        known = [name for name, _ in component_key.registry]
-        if not builder or any(_is_meant(name, args, known) for name, args, _ in component_key.entries(cfg)):
-            raise error
-        found[builder] = error
-    return found
-
-
-def _is_meant(name: str, args: object, known: Collection[str]) -> bool:
-    """Whether a name and its arguments are meant for hookline, although it cannot build them."""
-    # A known name without arguments that it needs may be that of a sampler which the script builds itself.
-    return bool(args) or is_object_text(name) or ":" in name or (name not in known and bool(misspelt(name, known)))
-
-
-def _errors(cfg: CfgNode, overridden: Collection[str] = ()) -> dict[tuple[str, ComponentKey], ConfigError]:
-    """Return the error of each component that is wrong."""
-    errors = {}
+def check_components(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
+    """Check the names and arguments of components; see :func:`check_config`."""
     parts = solver_parts(cfg) if cfg.SOLVER.OPTIMIZERS else {}
     for builder, component_key in COMPONENT_KEYS:
         if builder in overridden or (builder == "build_evaluator" and "test" in overridden):
             continue
         of_parts = parts and component_key in (OPTIMIZER_KEY, SCHEDULE_KEY)
-        try:
-            for name, part in parts.items() if of_parts else [("", cfg)]:
-                with errors_at(f"SOLVER.OPTIMIZERS.{name}") if name else nullcontext():
-                    targets = component_key.check(part)
-            for target in targets if component_key is MODEL_KEY and cfg.MODEL.INPUT_MAPPING else ():
+        for name, part in parts.items() if of_parts else [("", cfg)]:
+            with errors_at(f"SOLVER.OPTIMIZERS.{name}") if name else nullcontext():
+                targets = component_key.check(part)
+        if component_key is MODEL_KEY and cfg.MODEL.INPUT_MAPPING:
+            for target in targets:
                 check_input_mapping(cfg, target)
-        except ConfigError as error:
-            errors[builder, component_key] = error
-    return errors
 
 
-def _check_values(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
-    """Check values that have the right type but make no sense."""
+def check_values(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
+    """Check values that have the right type but make no sense; see :func:`check_config`."""
     defaults = get_cfg()
     if cfg.VERSION != defaults.VERSION:
         hint = " (detectron2's number: leave it out)" if cfg.VERSION == 2 else ""
@@ -186,3 +158,111 @@ def _check_values(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
         from ..step.compiled_step import check_step_config  # only where it is used
 
         check_step_config(cfg)
+
+
+# ---------------------------------------------------------------------- the command line
+
+
+def option(args: object, name: str) -> Any:
+    """Return the value of one of hookline's options; None if the script has an option of its own with that name."""
+    return getattr(args, name, None) if name in getattr(args, "ours", ()) else None
+
+
+def check_ignored(args: object, *names: str) -> None:
+    """Raise a ConfigError if the command line has one of these options, which the script does not handle."""
+    for name in names:
+        value = option(args, name)
+        if value is not None and value is not False:  # --replay 0 is one
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: this script ignores the option; end it with run(Trainer, args), which "
+                "handles all, or call launch(main, args.num_gpus, ...) and trainer.resume_or_load(resume=args.resume)"
+            )
+
+
+def check_processes(args: object) -> None:
+    """Raise a ConfigError if there are fewer processes than the command line asks for."""
+    asked = {name: option(args, name) or 1 for name in ("num_gpus", "num_machines")}
+    if asked["num_gpus"] * asked["num_machines"] > comm.get_world_size():
+        check_ignored(args, *(name for name, number in asked.items() if number > 1))
+
+
+def check_command(cfg: object, args: object) -> None:
+    """Raise a ConfigError if the command line's options do not fit the config or the number of processes."""
+    check_processes(args)
+    for name in ("resume", "eval_only", "predict"):
+        if isinstance(cfg, CfgNode) and cfg.FAST_DEV_RUN and option(args, name):
+            raise ConfigError(
+                f"FAST_DEV_RUN: tries a new run, so leave out --{name.replace('_', '-')}; to start from "
+                "weights, set MODEL.WEIGHTS"
+            )
+
+
+def check_handled(args: object, resume: bool | str | None, is_needed: bool) -> None:
+    """Check that the script handles the options of its command line, before it trains.
+
+    Args:
+        args: the parsed command line.
+        resume: whether the script resumes the run in OUTPUT_DIR, or the path of a checkpoint; None if it did not say.
+        is_needed: whether there is a checkpoint to resume from, and the script has loaded none.
+    """
+    check_ignored(args, "eval_only", "predict", "replay", "samples", "dry_run")
+    if is_needed or resume is False or (isinstance(option(args, "resume"), str) and not isinstance(resume, str)):
+        check_ignored(args, "resume")
+    check_processes(args)
+
+
+# ---------------------------------------------------------------------- ranks
+
+
+def check_same_config(cfg: CfgNode, options: Mapping[str, object]) -> None:
+    """Check that all ranks have the same config, command line and versions. Every rank must call it.
+
+    Args:
+        cfg: the full config.
+        options: the command line's options, by name.
+
+    Raises:
+        ConfigError: a rank differs from rank 0. All ranks raise it, and the message lists the differences.
+    """
+    python = ".".join(platform.python_version_tuple()[:2])
+    versions = {"hookline": hookline.__version__, "torch": torch.__version__.partition("+")[0], "Python": python}
+    mine = {key: repr(value) for key, value in {**cfg.flatten(), **options, **versions}.items()}
+    (_, first), *others = comm.all_gather((platform.node(), mine))
+    for rank, (node, other) in enumerate(others, start=1):
+        keys = [key for key in {**first, **other} if first.get(key) != other.get(key)]
+        if keys:
+            found = [f"{key} is {other.get(key, 'missing')} (rank 0: {first.get(key, 'missing')})" for key in keys]
+            raise ConfigError(
+                f"rank {rank}, on {node}, has another config than rank 0: {'; '.join(found)}. "
+                "Start all machines with the same config, command line and versions"
+            )
+
+
+def compare_timeouts(cfg: CfgNode) -> None:
+    """Warn if the ranks were launched with another timeout than the config's."""
+    wanted, actual = Duration.parse_time(cfg.PARALLEL.TIMEOUT).seconds, comm.timeout().total_seconds()
+    if wanted != actual:
+        logger.warning(
+            "PARALLEL.TIMEOUT is %g s, but the ranks were launched with %g s: pass timeout= to launch()", wanted, actual
+        )
+
+
+# ---------------------------------------------------------------------- FAST_DEV_RUN
+
+
+def shorten(cfg: CfgNode) -> None:
+    """Make a config that of the trial run: one epoch of FAST_DEV_RUN iterations, then one evaluation.
+
+    Nothing is written: no checkpoints, and metrics go to the console only.
+    """
+    loader, number = cfg.DATALOADER, cfg.FAST_DEV_RUN
+    for section, name in ((loader, "ITERS_PER_EPOCH"), (cfg.TEST.PRECISE_BN, "NUM_ITER")):
+        section[name] = min(section[name], number)
+    for name in ("LIMIT_TRAIN_BATCHES", "LIMIT_TEST_BATCHES"):
+        loader[name] = min(loader[name] or number, number)
+    never = ["SOLVER.WARMUP_ITERS", "SOLVER.CHECKPOINT_PERIOD", "TEST.EVAL_PERIOD"]
+    never += ["CHECKPOINT.BEST.PERIOD", "CHECKPOINT.ROLLING.PERIOD"]
+    off = ["TEST.EVAL_ON_START", "CHECKPOINT.LOAD_BEST_AT_END", "CHECKPOINT.ON_EXCEPTION"]
+    changes = {"SOLVER.MAX_ITER": number, "TEST.EXPECTED_RESULTS": [], "LOG.WRITERS": ["CommonMetricPrinter"]}
+    changes |= {"LOG.PERIOD": 1, **dict.fromkeys(never, 0), **dict.fromkeys(off, False)}
+    cfg.merge_from_list([part for pair in changes.items() for part in pair])
