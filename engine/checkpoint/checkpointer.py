@@ -248,7 +248,9 @@ class Checkpointer(FvcoreCheckpointer):
         find = partial(find_named, path=resume) if isinstance(resume, str) else find_resumable
         self.resumed_from = find(self) if resume else ""
         if self.resumed_from:
-            self._verified = self.resumed_from
+            # Of a file only rank 0's copy was: machines need no shared folder.
+            if comm.is_main_process() or os.path.isdir(self.resumed_from):
+                self._verified = self.resumed_from
             return self.load(self.resumed_from, weights_from="model" if self.checkpointables else weights_from)
         return self.load(path, checkpointables=[], strict=strict, weights_from=weights_from)
 

@@ -212,6 +212,21 @@ def check_writers_and_checkpointers_on_rank_0_only_work_as_in_detectron2(folder)
     assert sorted(torch.load(folder / "model_final.pth", weights_only=True)["model"]) == ["bias", "weight"]
 
 
+def check_each_rank_verifies_its_own_copy_of_a_checkpoint(folder):
+    mine = folder / str(comm.get_rank())  # as on machines without a shared folder
+    checkpointer = Checkpointer(model(), str(mine), save_to_disk=True)
+    checkpointer.save("model_0000003", iteration=3)
+    path = mine / "model_0000003.pth"
+    content, weight = path.read_bytes(), model().weight.detach().numpy().tobytes()
+    assert checkpointer.resume_or_load("")["iteration"] == 3
+    if comm.get_rank() == 1:
+        path.write_bytes(content.replace(weight, bytes(len(weight))))
+        with pytest.raises(ConfigError, match="1/model_0000003.pth is corrupt: the checksum of .* is wrong"):
+            checkpointer.resume_or_load("")
+    else:
+        checkpointer.resume_or_load("")
+
+
 def check_hooks_of_all_ranks_see_values_over_ranks(folder):
     trainer, recorder, own = trainer_of(DDP().wrap(model(), CPU), adapter=LOSS), Recorder(), []
 
