@@ -319,7 +319,8 @@ class SimpleTrainer(TrainerBase):
         self.before_epoch()
         self.batches.begin_epoch()  # of another loader, if a hook has replaced it
         if self._pending_rng is not None:
-            self.batches.prepare()  # in the middle of an epoch its iterator existed before the state was saved
+            # In the middle of an epoch its iterator existed before the state was saved.
+            self.batches.prepare(self.accumulation_steps)
             restore_rng(self._pending_rng)
             self._pending_rng = None
 

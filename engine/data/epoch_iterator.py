@@ -93,7 +93,7 @@ class EpochIterator:
         if self._iterator is None:
             self._iterator = self._start()
         elif self._made_parts != self._parts and (self._stateful or self._can_seek):
-            with preserve_rng():  # a resume starts the iterator once more, see prepare()
+            with preserve_rng():  # as if it had read so many micro-batches from the start
                 if self._stateful:
                     self.loader.load_state_dict(self.loader.state_dict())
                 self._iterator = self._start()
@@ -145,16 +145,21 @@ class EpochIterator:
             return [*split_batch(found[0][0], parts)]
         return found
 
-    def prepare(self) -> None:
+    def prepare(self, parts: int = 1) -> None:
         """Create the loader's iterator if an uninterrupted run would have created it before this position.
 
         Call this before restoring random generators: DataLoaders draw a number, and may start workers, when they start.
+
+        Args:
+            parts: as for :meth:`micro_batches`.
         """
         state = self.loaded
         if state is None or self._iterator is not None:
             return
         if not state.get("skipped") if "loader" in state else state["position"]:
+            self._parts = parts
             self._iterator = self._start()
+            self._parts = 1
 
     def begin_epoch(self) -> None:
         """Begin a pass of the data set as it is now: its ``set_epoch`` is called, and a new length is used.

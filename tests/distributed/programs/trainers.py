@@ -221,7 +221,7 @@ def check_each_rank_verifies_its_own_copy_of_a_checkpoint(folder):
     assert checkpointer.resume_or_load("")["iteration"] == 3
     if comm.get_rank() == 1:
         path.write_bytes(content.replace(weight, bytes(len(weight))))
-        with pytest.raises(ConfigError, match="1/model_0000003.pth is corrupt: the checksum of .* is wrong"):
+        with pytest.raises(ConfigError, match=r"1/model_0000003.pth is corrupt: the checksum of .* is wrong"):
             checkpointer.resume_or_load("")
     else:
         checkpointer.resume_or_load("")

@@ -280,3 +280,21 @@ def test_a_resume_in_micro_batches_draws_no_other_random_numbers():
     parts = fresh.micro_batches(2, lambda: next(fresh))
     assert torch.equal(torch.get_rng_state(), rng)
     assert str(parts) == str(batches.micro_batches(2, lambda: next(batches)))
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_resume_in_the_middle_of_an_epoch_starts_workers_once(tmp_path, steps):
+    started = tmp_path / "started"
+
+    def note(worker):
+        started.write_text(started.read_text() + "+" if started.exists() else "+")
+
+    def train(length, resume):
+        samples, batches = TensorDataset(torch.ones(12, 2), torch.ones(12, 1)), GlobalBatchSampler(EpochSampler(12), 3)
+        data = DataLoader(samples, batch_sampler=batches, num_workers=1, worker_init_fn=note)
+        options = {"accumulation_steps": steps, "output_dir": tmp_path / "run", "config": {"LOG.WRITERS": []}}
+        Trainer(nn.Linear(2, 1), data, loss=nn.MSELoss(), length=length, **options).train(resume=resume)
+
+    train(2, False)
+    train(4, True)
+    assert started.read_text() == "++"
