@@ -219,16 +219,26 @@ def _write_shards(
             shards, room = [*shards, {}], limit
         shards[-1][name], room = value, room - value.nbytes
     files: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        names = {places[id(value)]: name for name, value in shard.items() if value.is_meta}
-        read = read_tensors(path, names.__contains__) if names else {}
-        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        tensors = {**shard, **{names[place]: value for place, value in read.items()}}
-        files |= dict.fromkeys(_write_safetensors(tensors, os.path.join(output, file), dict(metadata)), file)
-        del read, tensors  # before the next ones are read
-    total = sum(value.nbytes for shard in shards for name, value in shard.items() if name in files)
-    index = {"metadata": {"total_size": total}, "weight_map": files}
-    replace_text(os.path.join(output, "model.safetensors.index.json"), json.dumps(index, indent=1))
+    written, is_new = list[str](), not os.path.lexists(output)
+    try:
+        for number, shard in enumerate(shards, 1):
+            names = {places[id(value)]: name for name, value in shard.items() if value.is_meta}
+            read = read_tensors(path, names.__contains__) if names else {}
+            file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+            tensors = {**shard, **{names[place]: value for place, value in read.items()}}
+            written.append(os.path.join(output, file))
+            files |= dict.fromkeys(_write_safetensors(tensors, written[-1], dict(metadata)), file)
+            del read, tensors  # before the next ones are read
+        total = sum(value.nbytes for shard in shards for name, value in shard.items() if name in files)
+        index = {"metadata": {"total_size": total}, "weight_map": files}
+        replace_text(os.path.join(output, "model.safetensors.index.json"), json.dumps(index, indent=1))
+    except BaseException:  # the folder must be new or empty when the export is repeated
+        with suppress(OSError):
+            for one in filter(os.path.lexists, written):
+                os.remove(one)
+            if is_new:
+                os.rmdir(output)
+        raise
 
 
 def _write_safetensors(state: Mapping[str, torch.Tensor], output: str, metadata: dict[str, str]) -> Iterable[str]:

@@ -1,6 +1,7 @@
 """Weights exported as a folder of safetensors files: their content, their sizes, and the memory that it takes."""
 
 import json
+import resource
 import sys
 from pathlib import Path
 
@@ -131,3 +132,21 @@ def test_a_sharded_checkpoint_is_never_whole_in_memory(mesh, tmp_path):
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     export_weights(tmp_path / "run", tmp_path / "second", max_shard_size="10MB")
     assert memory("VmHWM") - before < 40e6  # of 100 MB
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_an_export_that_fails_leaves_no_files(tmp_path, is_new):
+    torch.save({"a": torch.ones(100), "b": torch.ones(10_000)}, tmp_path / "in.pth")
+    if not is_new:
+        (tmp_path / "shards").mkdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))  # the second file cannot be written
+    try:
+        with pytest.raises(OSError, match=r"model-00002-of-00002.safetensors cannot be written"):
+            export_weights(tmp_path / "in.pth", tmp_path / "shards", max_shard_size="1KB")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / "shards").exists() != is_new
+    assert list(tmp_path.glob("shards/*")) == []
+    export_weights(tmp_path / "in.pth", tmp_path / "shards", max_shard_size="1KB")
+    assert len(list(tmp_path.glob("shards/*"))) == 3
