@@ -303,6 +303,9 @@ class ModelAdapter:
             used = str(call) if call.step is None else f"model.{'train_step' if training else 'predict_step'}(batch)"
             use, level = ("training", logging.INFO) if training else ("evaluation or prediction", logging.DEBUG)
             self._log_once(level, f"A batch of {use} is used as {used}")
+            if training and call.step is not None and isinstance(model, nn.DataParallel):
+                text = "its model has train_step(), which is called on one device; use DDP (torchrun) for several GPUs"
+                self._log_once(logging.WARNING, f"DataParallel is not used: {text}")
             if training and not self._layers_logged and torch.is_grad_enabled() and not torch.compiler.is_compiling():
                 self._layers_logged, step = True, call.step and logs_shapes(model, call.step)
                 return replace(call, model=logs_shapes(model, call.model), step=step)

@@ -250,6 +250,14 @@ def test_a_models_train_step_is_used_for_its_losses():
     assert ModelAdapter(nn.MSELoss()).predict(model, batch) == "prediction"
 
 
+def test_a_train_step_in_data_parallel_is_called_on_one_device_with_a_warning(log):
+    adapter, batch = ModelAdapter(), (torch.zeros(2), torch.ones(2))
+    for _ in range(2):
+        assert adapter.losses(nn.DataParallel(OwnSteps()), batch) == {"distance": torch.tensor(1.0)}
+    ModelAdapter().losses(nn.DataParallel(Returns(LOSS)), batch)  # this one is used
+    assert log.text.count("DataParallel is not used: its model has train_step()") == 1
+
+
 @pytest.mark.parametrize("count", [3, torch.tensor(3)])
 def test_losses_include_the_number_of_items(count):
     for output in ({"loss": LOSS, "num_items": count, "logits": SCORES}, SimpleNamespace(loss=LOSS, num_items=count)):
