@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import softplus
+from torch.nn.functional import cross_entropy, softplus
 
 from hookline.config import get_cfg
 from hookline.engine import DefaultTrainer, SimpleTrainer, seed_all_rng
@@ -58,11 +58,42 @@ class Collect(DatasetEvaluator):
         return {self.name: {"batches": len(self.seen)}}
 
 
+class Classifier(nn.Module):
+    """The loss of a batch (x, y) while training, scores otherwise. Batch norm, tied weights, a buffer not saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.register_buffer("hidden", torch.ones(1), persistent=False)
+
+    def forward(self, batch):
+        x, y = batch
+        scores = self.second(self.first(self.norm(x)))
+        return {"loss": cross_entropy(scores, y)} if self.training else scores
+
+
+def labelled_batches(count=4, size=6, seed=0):
+    """Batches of a ``Classifier``."""
+    generator = torch.Generator().manual_seed(seed)
+    return [(torch.randn(size, 4, generator=generator) + 1, torch.arange(size) % 4) for _ in range(count)]
+
+
+def make_trainer(*hooks, model=None, data=None, lr=0.1, **options):
+    """A trainer with hooks, by default of a seeded ``Classifier`` and four batches per epoch."""
+    if model is None:
+        torch.manual_seed(0)
+        model = Classifier()
+    data = labelled_batches() if data is None else data
+    trainer = SimpleTrainer(model, data, torch.optim.SGD(model.parameters(), lr=lr), **options)
+    trainer.register_hooks(hooks)
+    return trainer
+
+
 def train_net(steps, *hooks, start=0, device="cpu"):
     """Train a ``Net`` with some hooks; return the trainer."""
-    model = Net(8, 8).to(device)
-    trainer = SimpleTrainer(model, [torch.randn(4, 8, device=device)], torch.optim.SGD(model.parameters(), lr=0.1))
-    trainer.register_hooks(hooks)
+    trainer = make_trainer(*hooks, model=Net(8, 8).to(device), data=[torch.randn(4, 8, device=device)])
     trainer.train(start, steps)
     return trainer
 
@@ -80,6 +111,15 @@ def net_trainer(loader=None, cls=SimpleTrainer, hooks=(), **options):
     trainer = cls(model, batches() if loader is None else loader, torch.optim.SGD(model.parameters(), 0.1), **options)
     trainer.register_hooks(hooks)
     return trainer
+
+
+def weights_of(model):
+    """A copy of a model's weights and buffers."""
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def assert_same(weights, others):
+    torch.testing.assert_close(dict(weights), dict(others), rtol=0, atol=0)
 
 
 # ---------------------------------------------------------------------- checkpoints

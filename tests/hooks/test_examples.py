@@ -7,13 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from small_runs import config_trainer
-from torch import nn
-from torch.nn import functional as F
+from small_runs import config_trainer, labelled_batches, make_trainer
+from torch.nn.functional import cross_entropy
 
 import hookline.hooks
-from hookline.engine import SimpleTrainer
 from hookline.hooks import HookBase
 
 EXAMPLES = Path(__file__).parent / "examples"
@@ -29,29 +26,6 @@ def load(name):
 
 
 checking, evaluating, reporting, stopping = map(load, ("checking", "evaluating", "reporting", "stopping"))
-
-
-class Classifier(nn.Linear):
-    """Returns its loss on batches (x, y) while training, scores of x otherwise."""
-
-    def forward(self, batch):
-        x, y = batch
-        scores = super().forward(x)
-        return {"loss": F.cross_entropy(scores, y)} if self.training else scores
-
-
-def batches(count=5, seed=0):
-    """Batches with three samples of each class."""
-    generator = torch.Generator().manual_seed(seed)
-    return [(torch.randn(12, 8, generator=generator), torch.arange(12) % 4) for _ in range(count)]
-
-
-def simple_trainer(*hooks, data=None, lr=0.05):
-    torch.manual_seed(0)
-    model = Classifier(8, 4)
-    trainer = SimpleTrainer(model, data or batches(), torch.optim.SGD(model.parameters(), lr=lr))
-    trainer.register_hooks(hooks)
-    return trainer
 
 
 def values(trainer, name):
@@ -84,9 +58,9 @@ def test_the_docs_list_every_example():
 def test_validation_loss_uses_eval_mode():
     def loss(model, batch):
         assert not model.training
-        return F.cross_entropy(model(batch), batch[1])
+        return cross_entropy(model(batch), batch[1])
 
-    trainer = simple_trainer(evaluating.ValidationLoss(batches(2, seed=7), loss, period=4))
+    trainer = make_trainer(evaluating.ValidationLoss(labelled_batches(2, seed=7), loss, period=4))
     trainer.train(0, 10)
     assert list(values(trainer, "validation/loss")) == [3, 7, 9]
     assert trainer.model.training
@@ -106,9 +80,9 @@ def test_a_config_names_an_example_which_stops_the_run(tmp_path, monkeypatch):
 
 def test_a_stalled_loss_stops_the_run():
     hook = stopping.LossStalls(patience=3)
-    result = simple_trainer(hook, lr=0.0).train(0, 100)
+    result = make_trainer(hook, lr=0.0).train(0, 100)
     assert result.reason == "the loss has not gone down for 3 epochs"
-    assert result.iteration == 5 * 4  # one epoch sets the best
+    assert result.iteration == 4 * 4  # one epoch sets the best
     assert hook.state_dict()["age"] == 3
 
 
@@ -122,9 +96,9 @@ def test_the_notifier_reports_the_end_or_an_error_and_its_place():
                 raise ValueError("no more")
 
     sent = []
-    simple_trainer(reporting.Notifier(sent.append)).train(0, 5)
+    make_trainer(reporting.Notifier(sent.append)).train(0, 5)
     with pytest.raises(ValueError, match="no more"):
-        simple_trainer(reporting.Notifier(sent.append), Broken()).train(0, 5)
+        make_trainer(reporting.Notifier(sent.append), Broken()).train(0, 5)
     assert sent == [
         "ended at iteration 5 of 5",
         "failed on rank 0: ValueError: no more (in hook Broken.after_step, at iteration 2)",
@@ -132,22 +106,22 @@ def test_the_notifier_reports_the_end_or_an_error_and_its_place():
 
 
 def test_a_function_is_called_at_an_event():
-    trainer = simple_trainer()
+    trainer = make_trainer()
     trainer.on("after_epoch")(reporting.note_the_epoch)
     trainer.train(0, 6)
-    assert [text for _, text, _ in trainer.storage._texts] == ["epoch 0 is over at iteration 4"]
+    assert [text for _, text, _ in trainer.storage._texts] == ["epoch 0 is over at iteration 3"]
 
 
 # ---------------------------------------------------------------------- checking
 
 
 def test_a_custom_event_reaches_every_hook_and_an_error_names_the_hook():
-    data, count = batches(), checking.CountClasses(4)
-    trainer = simple_trainer(checking.VerifyBatches(steps=2), checking.FiniteInputs(), count, data=data)
+    data, count = labelled_batches(size=12), checking.CountClasses(4)
+    trainer = make_trainer(checking.VerifyBatches(steps=2), checking.FiniteInputs(), count, data=data)
     trainer.train(0, 3)
     assert count.counts.tolist() == [3 * 2] * 4
     assert values(trainer, "data/rarest_class")[0] == 0.25
     data[3][0][1, 2] = math.nan
     with pytest.raises(ValueError, match="1 values that are not finite") as caught:
-        simple_trainer(checking.VerifyBatches(), checking.FiniteInputs(), data=data).train(0, 5)
+        make_trainer(checking.VerifyBatches(), checking.FiniteInputs(), data=data).train(0, 5)
     assert caught.value.__notes__[0] == "(in hook FiniteInputs.verify_batch, at iteration 3)"

@@ -1,6 +1,5 @@
 """Registering, finding and removing hooks; order, state and costs."""
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -166,21 +165,7 @@ def test_a_hook_of_a_trainer_that_has_trained_starts_fresh_in_another():
     assert (hook.count, hook.trainer.finished_iter) == (9, 8)
 
 
-# ---------------------------------------------------------------------------- costs and table
-
-
-def test_the_cost_of_each_hook_is_measured_and_logged(log):
-    class Slow(HookBase):
-        def after_step(self):
-            time.sleep(0.001)
-
-    trainer = make(IterationTimer(), Counter(), Slow(), Slow())
-    trainer.train(0, 10)
-    costs = trainer.hooks.costs()
-    assert next(iter(costs)).startswith("Slow")
-    assert "Slow" in log.text.partition("Time spent in hooks")[2]
-    assert [costs[name][1] for name in ("Slow", "Slow#2", "Counter")] == [10, 10, 10]
-    assert costs["Slow"][0] >= 0.01
+# ---------------------------------------------------------------------------- costs
 
 
 def test_the_time_of_a_call_within_another_hook_counts_once(monkeypatch):
@@ -206,4 +191,4 @@ def test_the_time_of_a_call_within_another_hook_counts_once(monkeypatch):
 
     trainer = make(Evaluates(), Saves())
     trainer.train(0, 2)
-    assert trainer.hooks.costs() == {"Saves": (32.0, 8), "Evaluates": (2.0, 2)}
+    assert list(trainer.hooks.costs().items()) == [("Saves", (32.0, 8)), ("Evaluates", (2.0, 2))]  # slowest first

@@ -1,18 +1,16 @@
 import pytest
 import torch
-from small_runs import Net
+from small_runs import Net, make_trainer
 
 from hookline.config import ConfigError
-from hookline.engine import SimpleTrainer
 from hookline.hooks import CallbackHook, GradientAccumulationScheduler
 
 
 def counts(hook, steps=8, start=0):
     """The number of micro-batches of each iteration."""
-    model, seen = Net(), []
-    trainer = SimpleTrainer(model, [torch.ones(6, 2)] * 3, torch.optim.SGD(model.parameters(), lr=0.1))
+    seen = []
     count = CallbackHook(before_step=lambda t: seen.append(0), after_backward=lambda t: seen.append(seen.pop() + 1))
-    trainer.register_hooks([hook, count])
+    trainer = make_trainer(hook, count, model=Net(), data=[torch.ones(6, 2)] * 3)
     trainer.train(start, steps)
     assert trainer.accumulation_steps == 1  # as before
     return seen

@@ -4,52 +4,16 @@ import contextlib
 
 import pytest
 import torch
-from small_runs import config_trainer, load
+from small_runs import Classifier, assert_same, config_trainer, labelled_batches, load, make_trainer, weights_of
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.nn import functional as F
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from hookline.config import ConfigError
-from hookline.engine import SimpleTrainer
 from hookline.hooks import EMA, CallbackHook, EvalHook, HookBase, StopTraining
 from hookline.hooks.builtin.averaging import WeightAverage
 
 pytestmark = pytest.mark.usefixtures("log")
-
-
-class Net(nn.Module):
-    """Tied weights, batch norm, a buffer that is not saved; a loss while training, scores otherwise."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.norm = nn.BatchNorm1d(4)
-        self.second = nn.Linear(4, 4)
-        self.second.weight = self.first.weight
-        self.register_buffer("hidden", torch.ones(1), persistent=False)
-
-    def forward(self, batch):
-        x, y = batch
-        scores = self.second(self.norm(self.first(x)))
-        return {"loss": F.cross_entropy(scores, y)} if self.training else scores
-
-
-def batches(count=4):
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(6, 4, generator=generator), torch.arange(6) % 4) for _ in range(count)]
-
-
-def simple_trainer(*hooks, model=None, **kwargs):
-    torch.manual_seed(0)
-    model = model or Net()
-    trainer = SimpleTrainer(model, batches(), torch.optim.SGD(model.parameters(), lr=0.1), **kwargs)
-    trainer.register_hooks(hooks)
-    return trainer
-
-
-def weights_of(model):
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 class Note(HookBase):
@@ -62,10 +26,6 @@ class Note(HookBase):
         self.seen.append(weights_of(self.trainer.model))
 
     after_step = before_train
-
-
-def assert_same(weights, others):
-    torch.testing.assert_close(dict(weights), dict(others), rtol=0, atol=0)
 
 
 def differs(weights, others, name="second.bias"):
@@ -82,7 +42,7 @@ def saved(hook):
 @pytest.mark.parametrize("warmup", [True, False])
 def test_the_average_follows_the_formula_and_buffers_are_copied_or_averaged(warmup):
     note, copy, average = Note(), EMA(0.8, warmup), EMA(0.8, warmup, buffers="average", device="cpu")
-    simple_trainer(note, copy, average).train(0, 12)
+    make_trainer(note, copy, average).train(0, 12)
     expected = note.seen[0]
     for n, weights in enumerate(note.seen[1:]):
         d = min(0.8, (1 + n) / (10 + n)) if warmup else 0.8
@@ -98,22 +58,22 @@ def test_the_average_follows_the_formula_and_buffers_are_copied_or_averaged(warm
 
 
 def test_the_saved_average_is_a_full_state_dict_with_plain_names():
-    model = Net()
+    model = Classifier()
     model.second = torch.compile(model.second, backend="eager")
     model.norm = checkpoint_wrapper(model.norm)
     ema = EMA()
-    trainer = simple_trainer(ema, model=nn.DataParallel(model))
+    trainer = make_trainer(ema, model=nn.DataParallel(model))
     trainer.train(0, 2)
     ours = saved(ema)
-    assert list(ours) == list(Net().state_dict())
+    assert list(ours) == list(Classifier().state_dict())
     assert not torch.equal(ours["norm.weight"], model.norm.weight)  # the average, by the plain name
     assert torch.equal(ours["first.weight"], ours["second.weight"])
-    Net().load_state_dict(ours)
+    Classifier().load_state_dict(ours)
 
 
 def test_it_starts_with_the_weights_at_start_and_updates_every_period():
     note, ema = Note(), EMA(decay=0.5, warmup=False, start="1ep", every=3)
-    trainer = simple_trainer(note, ema)  # 4 iterations an epoch
+    trainer = make_trainer(note, ema)  # 4 iterations an epoch
     trainer.train(0, 4)
     assert torch.equal(saved(ema)["second.bias"], note.seen[4]["second.bias"])
     trainer.train(4, 10)
@@ -144,10 +104,10 @@ def test_half_precision_weights_are_averaged_in_float32():
 
 def test_a_skipped_update_leaves_no_nan_in_the_average():
     ema = EMA(decay=0.5)
-    model = Net()
+    model = Classifier()
     model.norm = nn.Identity()  # batch norm's statistics would be NaN
-    trainer = simple_trainer(ema, model=model, nonfinite="skip")
-    data = batches()
+    trainer = make_trainer(ema, model=model, nonfinite="skip")
+    data = labelled_batches()
     trainer.reset_data_loader(lambda: [data[0], (data[1][0] * float("nan"), data[1][1]), data[2]])
     trainer.train(0, 3)
     assert all(value.isfinite().all() for value in saved(ema).values())
@@ -165,9 +125,9 @@ def test_evaluations_use_the_average_and_training_is_not_affected():
         return {"x": {"y": 1.0}}
 
     look = CallbackHook(after_eval=lambda t, results: after.append(weights_of(t.model)))
-    trainer = simple_trainer(look, EvalHook(4, evaluate), ema, note)
+    trainer = make_trainer(look, EvalHook(4, evaluate), ema, note)
     trainer.train(0, 8)
-    simple_trainer(EvalHook(4, lambda: {}), plain).train(0, 8)
+    make_trainer(EvalHook(4, lambda: {}), plain).train(0, 8)
     for ours, theirs in zip(note.seen, plain.seen, strict=True):
         assert_same(ours, theirs)
     assert len(evaluated) == len(after) == 2
@@ -177,7 +137,7 @@ def test_evaluations_use_the_average_and_training_is_not_affected():
         assert differs(weights, later)
     # It includes the last step's update, though EvalHook comes before EMA.
     again = EMA(decay=0.5)
-    simple_trainer(again).train(0, 4)
+    make_trainer(again).train(0, 4)
     assert_same(evaluated[0][0], saved(again))
 
 
@@ -187,7 +147,7 @@ def test_the_weights_are_restored_after_an_evaluation_that_raises(error):
         raise error("broken")
 
     note, ema = Note(), EMA(0.5)
-    trainer = simple_trainer(note, EvalHook(3, fail), ema)
+    trainer = make_trainer(note, EvalHook(3, fail), ema)
     with contextlib.nullcontext() if error is StopTraining else pytest.raises(error):
         assert trainer.train(0, 8).reason == "broken"
     assert not ema.average.is_in_use
@@ -197,7 +157,7 @@ def test_the_weights_are_restored_after_an_evaluation_that_raises(error):
 
 def test_evaluate_false_evaluates_the_models_weights():
     seen, note, ema = [], Note(), EMA(0.5, evaluate=False)
-    trainer = simple_trainer(note, EvalHook(3, lambda: seen.append(weights_of(trainer.model))), ema)
+    trainer = make_trainer(note, EvalHook(3, lambda: seen.append(weights_of(trainer.model))), ema)
     trainer.train(0, 3)
     assert_same(seen[0], note.seen[-1])
     ema.put()
@@ -261,17 +221,17 @@ def test_a_resumed_run_has_the_average_of_its_config(make, before):
 
 def test_predictions_use_the_average_and_restore_the_weights_also_if_they_fail():
     ema = EMA(decay=0.5, warmup=False)
-    trainer = simple_trainer(ema)
+    trainer = make_trainer(ema)
     trainer.train(0, 6)
     own = weights_of(trainer.model)
     trainer.model.eval()
     ema.put()
     with torch.no_grad():
-        expected = [trainer.model(batch) for batch in batches()]
+        expected = [trainer.model(batch) for batch in labelled_batches()]
     ema.average.restore()
-    torch.testing.assert_close(list(trainer.predict(batches())), expected, rtol=0, atol=0)
+    torch.testing.assert_close(list(trainer.predict(labelled_batches())), expected, rtol=0, atol=0)
     assert_same(weights_of(trainer.model), own)
-    outputs = trainer.predict(batches())
+    outputs = trainer.predict(labelled_batches())
     next(outputs)
     with pytest.raises(RuntimeError, match="EMA: an evaluation or prediction has not ended"):
         trainer.train(6, 8)

@@ -1,10 +1,9 @@
 import os
 
 import pytest
-import torch
-from small_runs import Net
+from small_runs import make_trainer
 
-from hookline.engine import SimpleTrainer, TrainerBase
+from hookline.engine import TrainerBase
 from hookline.engine.checkpoint import Checkpointer
 from hookline.hooks import EarlyStopping, EvalHook, PeriodicCheckpointer
 
@@ -23,11 +22,10 @@ class Losses(TrainerBase):
 @pytest.mark.parametrize("tested", [False, True])
 def test_a_metric_of_training_is_read_after_each_epoch(tested):
     """The loss is constant. Evaluations without the metric do not count."""
-    model, stopping = Net(), EarlyStopping("total_loss", patience=2)
-    trainer = SimpleTrainer(model, [torch.ones(1, 2)] * 2, torch.optim.SGD(model.parameters(), 0.0))
-    trainer.register_hooks([*([EvalHook(1, lambda: {"val": {"a": 1}})] if tested else []), stopping])
-    result = trainer.train(0, 18)
-    assert (result.iteration, stopping.mode) == (6, "min")
+    stopping = EarlyStopping("total_loss", patience=2)
+    evaluations = [EvalHook(1, lambda: {"val": {"a": 1}})] if tested else []
+    result = make_trainer(*evaluations, stopping, lr=0.0).train(0, 18)
+    assert (result.iteration, stopping.mode) == (12, "min")
     assert result.reason.endswith("for 2 epochs")
 
 
@@ -64,12 +62,9 @@ def test_it_stops_after_so_many_evaluations_without_an_improvement(values, argum
 
 def test_a_resume_that_stops_at_once_does_not_save_again(tmp_path):
     def run(resume):
-        model = Net()
-        trainer = SimpleTrainer(model, [torch.ones(1, 2)], torch.optim.SGD(model.parameters(), 0.1))
-        checkpointer = Checkpointer(model, str(tmp_path), trainer=trainer)
-        stopping = EarlyStopping("val/a", patience=2)
-        evaluation = EvalHook(1, lambda: {"val": {"a": 1}})
-        trainer.register_hooks([evaluation, stopping, PeriodicCheckpointer(checkpointer, 0)])
+        trainer = make_trainer(EvalHook(1, lambda: {"val": {"a": 1}}), EarlyStopping("val/a", patience=2))
+        checkpointer = Checkpointer(trainer.model, str(tmp_path), trainer=trainer)
+        trainer.register_hooks([PeriodicCheckpointer(checkpointer, 0)])
         checkpointer.resume_or_load("", resume=resume)
         result = trainer.train(trainer.finished_iter + 1, 20)
         return result.iteration, result.reason, os.stat(tmp_path / "model_final.pth").st_mtime_ns

@@ -1,18 +1,10 @@
 import pytest
 import torch
-from small_runs import Net, assert_equal_models, config_trainer
+from small_runs import Net, assert_equal_models, config_trainer, make_trainer
 from torch import nn
 from torch.nn import functional as F
 
-from hookline.engine import SimpleTrainer
 from hookline.hooks.builtin.flops import FlopsCounter
-
-
-def make(model, batches, *hooks, **kwargs):
-    trainer = SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), **kwargs)
-    trainer.register_hooks(hooks)
-    return trainer
-
 
 BATCH = [torch.randn(8, 16)]
 FORWARD = 2 * 8 * 16 * 32  # two operations for each multiply-add
@@ -38,12 +30,12 @@ class Attention(nn.Module):
 )
 def test_the_operations_of_a_step_are_counted(make_model, batches, kwargs, flops):
     hook = FlopsCounter()
-    make(make_model(), batches, hook, **kwargs).train(0, 2)
+    make_trainer(hook, model=make_model(), data=batches, **kwargs).train(0, 2)
     assert hook.flops == flops
 
 
 def test_flops_mfu_and_a_total_of_the_run_are_put():
-    trainer = make(Net(16, 32), BATCH, FlopsCounter(peak_flops=1e12))
+    trainer = make_trainer(FlopsCounter(peak_flops=1e12), model=Net(16, 32), data=BATCH)
     trainer.train(0, 20)
     latest = trainer.storage.latest()
     assert latest["flops_per_s"][1] == 19

@@ -1,11 +1,8 @@
 """``Histograms``."""
 
-import pytest
 import torch
 from small_runs import config_trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-from hookline.config import ConfigError
 
 
 def test_tensorboard_has_each_weight_and_its_clipped_gradient(tmp_path):
@@ -30,8 +27,3 @@ def test_tensorboard_has_each_weight_and_its_clipped_gradient(tmp_path):
             assert events.Histograms(f"gradients/{name}")[-1].histogram_value.max <= 1e-3 + 1e-9
     shown = events.Histograms(f"weights/{frozen}")[-1].histogram_value
     assert (shown.min, shown.max) == (torch.min(first).item(), torch.max(first).item())
-
-
-def test_a_misspelt_argument_is_an_error_before_training(tmp_path):
-    with pytest.raises(ConfigError, match="did you mean 'period'"):
-        config_trainer(tmp_path, "HOOKS", [{"NAME": "Histograms", "ARGS": {"perod": 3}}])

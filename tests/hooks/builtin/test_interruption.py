@@ -160,25 +160,6 @@ def test_signals_after_a_complete_run_do_not_change_its_exit_code(tmp_path):
 # ---------------------------------------------------------------------------- TimeLimit
 
 
-class Clock:
-    """A clock that only the test advances."""
-
-    now = 1000.0
-
-    def takes(self, seconds):
-        def spend(*_):
-            self.now += seconds
-
-        return spend
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr("hookline.hooks.builtin.interruption.time.monotonic", lambda: clock.now)
-    return clock
-
-
 def timed(clock, limit, *hooks):
     """A trainer whose steps take a second."""
     return Counting({}, limit, *hooks, CallbackHook(before_step=clock.takes(1)))

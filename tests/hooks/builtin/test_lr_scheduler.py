@@ -1,22 +1,23 @@
+import functools
+
 import pytest
 import torch
 from fvcore.common.param_scheduler import LinearParamScheduler
-from small_runs import Net
+from metric_runs import at
+from small_runs import Net, make_trainer
 
 from hookline.config import ConfigError
-from hookline.engine import SimpleTrainer
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.solver import LRMultiplier
-from hookline.hooks import CallbackHook, EvalHook, HookBase, LRScheduler, PeriodicCheckpointer
+from hookline.hooks import EvalHook, HookBase, LRScheduler, PeriodicCheckpointer
 
 SCHEDULERS = torch.optim.lr_scheduler
 
 
-def make_trainer(lr=1.0, length=3):
-    """A trainer with so many batches per epoch."""
+def small_trainer(*hooks):
+    """A trainer with a rate of 1 and three batches per epoch."""
     torch.manual_seed(0)
-    model = Net()
-    return SimpleTrainer(model, [torch.ones(1, 2)] * length, torch.optim.SGD(model.parameters(), lr=lr))
+    return make_trainer(*hooks, model=Net(), data=[torch.ones(1, 2)] * 3, lr=1.0)
 
 
 class Rates(HookBase):
@@ -27,6 +28,22 @@ class Rates(HookBase):
 
     def before_optimizer_step(self):
         self.used.append(self.trainer.optimizer.param_groups[0]["lr"])
+
+
+def train(make, *hooks, folder=None, stop=0, resume=False, end=7, **arguments):
+    """Train with a schedule that ``make`` makes of the optimizer; return the rates and the trainer.
+
+    With a folder the run ends with a checkpoint, also if it is stopped before the iteration ``stop``.
+    """
+    trainer = small_trainer(rates := Rates(), at(stop - 1, lambda t: t.request_stop("here")))
+    trainer.scheduler = make(trainer.optimizer)
+    trainer.register_hooks([LRScheduler(scheduler=trainer.scheduler, **arguments), *hooks])
+    if folder:
+        checkpointer = Checkpointer(trainer.model, str(folder), trainer=trainer)
+        trainer.register_hooks([PeriodicCheckpointer(checkpointer, 100)])
+        checkpointer.resume_or_load("", resume=resume)
+    trainer.train(trainer.iter + 1 if resume else 0, end)
+    return rates.used, trainer
 
 
 class Capped(LRMultiplier):
@@ -82,26 +99,12 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_scheduler_sets_the_rates_and_a_resumed_one_continues_exactly(kind, tmp_path):
     make, arguments, expected = KINDS[kind]
-
-    def run(end, resume=False):
-        trainer, rates = make_trainer(), Rates()
-        trainer.register_hooks([LRScheduler(scheduler=make(trainer.optimizer), **arguments), rates])
-        checkpointer = Checkpointer(trainer.model, str(tmp_path), trainer=trainer)
-        stop = CallbackHook(after_step=lambda t: t.iter == end - 1 and t.request_stop("here"))
-        trainer.register_hooks([stop, PeriodicCheckpointer(checkpointer, 100)])
-        if resume:
-            checkpointer.resume_or_load("", resume=True)
-        trainer.train(trainer.iter + 1 if resume else 0, 7)
-        return rates.used, trainer
-
-    whole, trainer = run(7)
+    whole, trainer = train(make, **arguments)
     assert whole == pytest.approx(expected)
     assert [value for value, _ in trainer.storage.history("lr").values()] == whole
     assert trainer.storage.smoothing_hints()["lr"] is False
-    for path in tmp_path.iterdir():
-        path.unlink()
-    first, _ = run(3)
-    second, resumed = run(7, resume=True)
+    first, _ = train(make, folder=tmp_path, stop=3, **arguments)
+    second, resumed = train(make, folder=tmp_path, resume=True, **arguments)
     assert first + second == pytest.approx(whole, rel=1e-12)
     torch.testing.assert_close(resumed.model.state_dict(), trainer.model.state_dict(), rtol=1e-12, atol=0)
 
@@ -118,35 +121,23 @@ FOLLOWING = {
 
 
 @pytest.mark.parametrize("kind", FOLLOWING)
-def test_a_rate_that_a_hook_sets_scales_the_schedule_also_in_a_resumed_run(kind, tmp_path, caplog):
-    caplog.set_level("INFO")
+def test_a_rate_that_a_hook_sets_scales_the_schedule_also_in_a_resumed_run(kind, tmp_path, log):
+    def halve(trainer):
+        trainer.optimizer.param_groups[0]["lr"] *= 0.5
 
-    def run(end=7, resume=False, at=2):
-        trainer, rates = make_trainer(), Rates()
-        halve = CallbackHook(after_step=lambda t: t.iter == at and t.optimizer.param_groups[0].update(lr=half(t)))
-        stop = CallbackHook(after_step=lambda t: t.iter == end - 1 and t.request_stop("here"))
-        trainer.register_hooks([LRScheduler(scheduler=FOLLOWING[kind](trainer.optimizer)), rates, halve, stop])
-        checkpointer = Checkpointer(trainer.model, str(tmp_path / f"{at}{end}"), trainer=trainer)
-        trainer.register_hooks([PeriodicCheckpointer(checkpointer, 100)])
-        if resume:
-            Checkpointer(trainer.model, str(tmp_path / f"{at}3"), trainer=trainer).resume_or_load("", resume=True)
-        trainer.train(trainer.iter + 1 if resume else 0, 7)
-        return rates.used
-
-    def half(trainer):
-        return trainer.optimizer.param_groups[0]["lr"] * 0.5
-
-    plain, changed = run(at=-1), run()
+    make, change = FOLLOWING[kind], at(2, halve)
+    plain, _ = train(make)
+    changed, _ = train(make, change)
     assert changed == pytest.approx([*plain[:3], *(rate * 0.5 for rate in plain[3:])])
-    assert caplog.text.count("learning rate was set to") == 1
-    assert run(end=3) + run(resume=True) == changed
+    assert log.text.count("learning rate was set to") == 1
+    first, _ = train(make, change, folder=tmp_path, stop=3)
+    assert first + train(make, change, folder=tmp_path, resume=True)[0] == changed
 
 
 def test_a_rate_set_before_the_first_step_is_the_base_of_the_schedule():
-    trainer, rates = make_trainer(), Rates()
+    trainer = small_trainer(LRScheduler(), rates := Rates())
     trainer.scheduler = SCHEDULERS.LambdaLR(trainer.optimizer, lambda i: min(1.0, (1 + i) / 4))
     trainer.optimizer.param_groups[0]["lr"] = 0.4
-    trainer.register_hooks([LRScheduler(), rates])
     trainer.train(0, 5)
     assert rates.used == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
 
@@ -154,9 +145,9 @@ def test_a_rate_set_before_the_first_step_is_the_base_of_the_schedule():
 def test_by_default_the_schedule_is_that_of_the_trainer_also_of_a_second_one():
     hook = LRScheduler()
     for _ in range(2):
-        trainer, rates = make_trainer(), Rates()
+        trainer = small_trainer(rates := Rates())
         trainer.scheduler = SCHEDULERS.StepLR(trainer.optimizer, 1, gamma=0.5)
-        trainer.register_hooks([hook, rates])
+        trainer.register_hooks([hook])
         trainer.train(0, 3)
         assert rates.used == [1.0, 0.5, 0.25]
 
@@ -164,28 +155,19 @@ def test_by_default_the_schedule_is_that_of_the_trainer_also_of_a_second_one():
 # ---------------------------------------------------------------------- by a metric
 
 LOSSES = [5.0, 6.0, 4.0, 4.5, 4.2, 9.0]
-OTHERS = EvalHook(1, lambda: {"other": {"loss": 1.0}})
 
 
-def train_by_metric(values, *hooks, metric="test/loss", folder=None, stop=12, resume=False):
+def train_by_metric(values, metric="test/loss", **options):
     """Evaluate after every second step, with ``values`` in turn; halve the rate when the loss grows."""
-    trainer, rates, evaluations = make_trainer(), Rates(), iter(values)
-    trainer.scheduler = SCHEDULERS.ReduceLROnPlateau(trainer.optimizer, factor=0.5, patience=0)
-    stops = CallbackHook(after_step=lambda t: t.iter == stop - 1 and t.request_stop("here"))
-    trainer.register_hooks([LRScheduler(metric=metric), rates, *hooks, stops])
-    if folder:
-        checkpointer = Checkpointer(trainer.model, str(folder), trainer=trainer)
-        trainer.register_hooks([PeriodicCheckpointer(checkpointer, 100)])
-        if resume:
-            checkpointer.resume_or_load("", resume=True)
+    evaluations = iter(values)
+    other = EvalHook(1, lambda: {"other": {"loss": 1.0}})
     evaluate = EvalHook(2, lambda: {"test": {"loss": next(evaluations)}}, eval_after_train=False)
-    trainer.register_hooks([evaluate])
-    trainer.train(trainer.iter + 1 if resume else 0, 12)
-    return rates.used, trainer
+    plateau = functools.partial(SCHEDULERS.ReduceLROnPlateau, factor=0.5, patience=0)
+    return train(plateau, other, evaluate, metric=metric, end=12, **options)
 
 
 def test_reduce_on_plateau_is_stepped_once_after_each_evaluation_with_the_metric():
-    used, trainer = train_by_metric(LOSSES, OTHERS)
+    used, trainer = train_by_metric(LOSSES)
     assert used == [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125]
     assert [value for value, _ in trainer.storage.history("lr").values()] == used
     assert trainer.scheduler.last_epoch == len(LOSSES)
@@ -195,9 +177,8 @@ def test_reduce_on_plateau_is_stepped_once_after_each_evaluation_with_the_metric
 def test_a_resumed_plateau_continues(tmp_path, stop):
     """Other evaluations see the value from before the resume."""
     whole, _ = train_by_metric(LOSSES)
-    first, trainer = train_by_metric(LOSSES, OTHERS, folder=tmp_path, stop=stop)
-    done = trainer.scheduler.last_epoch
-    second, trainer = train_by_metric(LOSSES[done:], OTHERS, folder=tmp_path, resume=True)
+    first, trainer = train_by_metric(LOSSES, folder=tmp_path, stop=stop)
+    second, trainer = train_by_metric(LOSSES[trainer.scheduler.last_epoch :], folder=tmp_path, resume=True)
     assert first + second == whole
     assert trainer.scheduler.last_epoch == len(LOSSES)
 
@@ -206,7 +187,7 @@ def test_wrong_metrics_and_a_scheduler_stepped_twice_are_errors_before_training(
     with pytest.raises(ConfigError, match=r"SOLVER\.LR_SCHEDULER_METRIC"):
         train_by_metric(LOSSES, metric=None)
     for arguments, message in (([{"metric": "test/loss"}], "ReduceLROnPlateau"), ([{}, {}], "twice as fast")):
-        trainer = make_trainer()
+        trainer = small_trainer()
         scheduler = SCHEDULERS.StepLR(trainer.optimizer, 1)
         trainer.register_hooks([LRScheduler(scheduler=scheduler, **one) for one in arguments])
         with pytest.raises(ConfigError, match=message):

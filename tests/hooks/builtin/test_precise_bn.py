@@ -5,50 +5,28 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from small_runs import assert_equal_models, config_trainer, kill_at
-from torch import nn
-from torch.nn import functional as F
+from small_runs import Classifier, assert_equal_models, config_trainer, kill_at, labelled_batches, make_trainer
 from torch.utils.data import Dataset
 
-from hookline.engine import SimpleTrainer
 from hookline.engine.data import DATASET_REGISTRY
 from hookline.hooks import CallbackHook, EvalHook, PreciseBN
 
 
-class Net(nn.Module):
-    def __init__(self, **norm):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(3, **norm)
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, batch):
-        x, y = batch
-        scores = self.layer(self.norm(x))
-        return {"loss": F.cross_entropy(scores, y)} if self.training else scores
-
-
-def batches(count, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [(torch.randn(6, 3, generator=generator) * 3 + 5, torch.arange(6) % 2) for _ in range(count)]
-
-
-def trainer_of(model, *hooks):
-    trainer = SimpleTrainer(model, batches(4), torch.optim.SGD(model.parameters(), lr=0.1))
-    trainer.register_hooks(hooks)
-    return trainer
-
-
 @pytest.mark.parametrize(
     ("data", "num_iter", "used"),
-    [(batches(10, seed=1), 8, 8), (batches(3, seed=1), 200, 3), (lambda: batches(4, seed=1), 4, 4)],
+    [
+        (labelled_batches(10, seed=1), 8, 8),
+        (labelled_batches(3, seed=1), 200, 3),
+        (lambda: labelled_batches(4, seed=1), 4, 4),
+    ],
     ids=["the first", "a short loader once", "a function"],
 )
 def test_statistics_are_those_of_the_data_before_the_evaluation_of_the_same_step(data, num_iter, used):
-    model, seen = Net(), []
+    model, seen = Classifier(), []
     buffer = model.norm.running_mean
     look = EvalHook(2, lambda: seen.append((model.norm.running_mean.clone(), model.norm.running_var.clone())))
-    trainer_of(model, PreciseBN(2, model, data, num_iter), look).train(0, 5)
-    x = torch.cat([x for x, _ in batches(used, seed=1)])
+    make_trainer(PreciseBN(2, model, data, num_iter), look, model=model).train(0, 5)
+    x = torch.cat([x for x, _ in labelled_batches(used, seed=1)])
     assert len(seen) == 3
     for mean, variance in seen:
         torch.testing.assert_close(mean, x.mean(0))

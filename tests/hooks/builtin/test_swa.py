@@ -3,10 +3,10 @@
 import pytest
 import torch
 from fvcore.nn.precise_bn import update_bn_stats
-from small_runs import Net, config_trainer, load
+from small_runs import Net, assert_same, config_trainer, load, make_trainer, weights_of
 
 from hookline.config import ConfigError
-from hookline.engine import DefaultTrainer, SimpleTrainer
+from hookline.engine import DefaultTrainer
 from hookline.hooks import SWA, CallbackHook
 
 
@@ -26,19 +26,11 @@ def make(tmp_path):
 SETTINGS = {"start": 0.5}
 
 
-def weights_of(model):
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
 def noting(trainer):
     """The weights after each step."""
     notes = []
     trainer.register_hooks([CallbackHook(after_optimizer_step=lambda t: notes.append(weights_of(t.model)))])
     return notes
-
-
-def assert_same(weights, others):
-    torch.testing.assert_close(dict(weights), dict(others), rtol=0, atol=0)
 
 
 def test_the_average_is_the_mean_of_the_snapshots_and_training_is_not_affected(make, tmp_path):
@@ -86,17 +78,11 @@ def test_invalid_arguments_and_batch_norms_without_data_are_errors_before_traini
     for arguments in ({"every": 0}, {"start": "1h"}):
         with pytest.raises(ConfigError, match=str(*arguments.values())):
             SWA(**arguments)
-    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
-    trainer = SimpleTrainer(model, [1], torch.optim.SGD(model.parameters(), lr=0.1))
-    trainer.register_hooks([SWA()])
     with pytest.raises(ConfigError, match="data_loader"):
-        trainer.train(0, 1)
+        make_trainer(SWA(), data=[1]).train(0, 1)
 
 
 @pytest.mark.parametrize("arguments", [{"start": 50}, {"every": 20}])
 def test_an_average_that_was_never_due_is_a_warning_at_the_end(log, arguments):
-    model = Net()
-    trainer = SimpleTrainer(model, [torch.ones(1, 2)] * 4, torch.optim.SGD(model.parameters(), 0.1))
-    trainer.register_hooks([SWA(**{"start": 0, "every": 1, **arguments})])
-    trainer.train(0, 10)
+    make_trainer(SWA(**{"start": 0, "every": 1, **arguments}), model=Net(), data=[torch.ones(1, 2)] * 4).train(0, 10)
     assert "SWA: there is no average: it is due every" in log.text

@@ -3,10 +3,10 @@ import itertools
 import pytest
 import torch
 from metric_runs import rows_of
+from small_runs import make_trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from hookline.engine import SimpleTrainer
 from hookline.engine.evaluation import evaluation_context, inference_on_dataset
 from hookline.hooks import CallbackHook, EvalHook, JSONWriter, PeriodicWriter, Throughput
 
@@ -23,8 +23,7 @@ class Loss(nn.Module):
 
 def train(folder, loader, steps, *hooks, period=10, **kwargs):
     """Train, as often as there are ``steps``; return the rows. Without hooks there is ``Throughput`` alone."""
-    model = Loss()
-    trainer = SimpleTrainer(model, loader, torch.optim.SGD(model.parameters(), lr=0.1), **kwargs)
+    trainer = make_trainer(model=Loss(), data=loader, **kwargs)
     writer = PeriodicWriter([JSONWriter(str(folder / "metrics.json"), period)], period)
     trainer.register_hooks([*hooks, writer] if hooks else [writer, Throughput()])  # in any order
     for start, end in itertools.pairwise([0, *steps]):
@@ -34,18 +33,6 @@ def train(folder, loader, steps, *hooks, period=10, **kwargs):
 
 def loader(samples=40):
     return DataLoader(TensorDataset(torch.randn(samples, 4)), batch_size=8)
-
-
-@pytest.fixture
-def tick(monkeypatch):
-    """A hook that lets every step take half a second of the clock."""
-    now = [0.0]
-
-    def advance(trainer):
-        now[0] += 0.5
-
-    monkeypatch.setattr("hookline.hooks.builtin.timing.time.perf_counter", lambda: now[0])
-    return CallbackHook(after_step=advance)
 
 
 DICTS = [{"x": torch.randn(3, 4)}, {"x": torch.randn(5, 4)}]  # without a batch size
@@ -58,8 +45,8 @@ DICTS = [{"x": torch.randn(3, 4)}, {"x": torch.randn(5, 4)}]  # without a batch 
         (DICTS, {"items_of": "x"}, {"items_per_s": 32.0, "samples_per_s": 8.0}),
     ],
 )
-def test_samples_and_items_per_second_of_wall_clock_time(tmp_path, tick, data, kwargs, rates):
-    found = train(tmp_path, data, [20], Throughput(**kwargs), tick)
+def test_samples_and_items_per_second_of_wall_clock_time(tmp_path, clock, data, kwargs, rates):
+    found = train(tmp_path, data, [20], Throughput(**kwargs), CallbackHook(after_step=clock.takes(0.5)))
     assert [row["iteration"] for row in found] == [9, 19]  # no row is added at the end
     assert [{name: row[name] for name in rates} for row in found] == [rates, rates]
 
@@ -75,9 +62,7 @@ def test_the_speed_of_evaluations_is_put():
         with evaluation_context(trainer.emit):
             inference_on_dataset(trainer.model, loader(24), None)
 
-    model = Loss()
-    trainer = SimpleTrainer(model, loader(), torch.optim.SGD(model.parameters(), lr=0.1))
-    trainer.register_hooks([EvalHook(5, evaluate), Throughput()])
+    trainer = make_trainer(EvalHook(5, evaluate), Throughput(), model=Loss(), data=loader())
     metrics = trainer.train(0, 10).metrics
     assert metrics["eval_samples_per_s"] == pytest.approx(24 / metrics["eval_time"])
     assert [iteration for _, iteration in trainer.storage.history("eval_time").values()] == [4, 10]

@@ -29,14 +29,6 @@ def test_the_time_of_each_step_is_put(warmup, runs, iterations):
     assert all(0 < seconds < 1 for seconds, _ in times)
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """The seconds that all clocks show, in a list."""
-    now = [0.0]
-    monkeypatch.setattr("hookline.hooks.builtin.timing.time.perf_counter", lambda: now[0])
-    return now
-
-
 @pytest.mark.parametrize(
     ("steps", "seconds", "data_time", "hints"),
     [(250, 0.01, 0.0043, 1), (99, 0.01, 0.0043, 0), (250, 0.01, 0.002, 0), (250, 0.001, 0.0009, 0)],
@@ -45,7 +37,7 @@ def test_a_run_that_waits_for_data_is_told_once_after_a_hundred_steps(
     log, monkeypatch, clock, steps, seconds, data_time, hints
 ):
     def run_step(trainer):
-        clock[0] += seconds
+        clock.now += seconds
         trainer.storage.put_scalar("data_time", data_time)
         assert trainer.iter >= 100 or len(log.messages) == 1
 
@@ -57,14 +49,8 @@ def test_a_run_that_waits_for_data_is_told_once_after_a_hundred_steps(
 
 
 def test_the_time_of_other_hooks_does_not_count_and_the_speed_is_reported_at_the_end(log, monkeypatch, clock):
-    def takes(seconds):
-        def spend(*_):
-            clock[0] += seconds
-
-        return spend
-
-    monkeypatch.setattr(Losses, "run_step", takes(0.5))
-    both = CallbackHook(before_step=takes(0.25), after_step=takes(1.75))
+    monkeypatch.setattr(Losses, "run_step", clock.takes(0.5))
+    both = CallbackHook(before_step=clock.takes(0.25), after_step=clock.takes(1.75))
     trainer = timed(4, (0, 8), hooks=[both])
     assert [seconds for seconds, _ in trainer.storage.history("time").values()] == [0.75] * 5
     assert "Overall training speed: 4 iterations in 3.0 s (0.75 s / it)" in log.messages

@@ -155,7 +155,7 @@ class Logs(Trainer):
 FIELDS = ["share_{of}_tokens 0.25", "loss 1.25", "lr 0.1", "ce 0.75", "dice 0.5", "weight_norm 12346", "data 20%"]
 
 
-@pytest.mark.parametrize(("columns", "at_least"), [(18, 0), (60, 1), (80, 2), (100, 3), (200, 7)])
+@pytest.mark.parametrize(("columns", "at_least"), [(18, 0), (60, 1), (65, 1), (80, 2), (100, 3), (200, 7)])
 def test_the_bar_shows_whole_fields_that_fit_the_most_important_ones_first(open_terminal, columns, at_least):
     """How many depends on the width of the rate."""
     terminal = open_terminal(columns)
@@ -166,14 +166,8 @@ def test_the_bar_shows_whole_fields_that_fit_the_most_important_ones_first(open_
     assert found, bar
     assert found[1] is None or len(found[1]) >= 6
     fields = found[2].split(", ") if found[2] else []
-    assert fields[:at_least] == FIELDS[:at_least]
-    assert set(fields) <= set(FIELDS)
-
-
-def test_the_bar_shows_nothing_less_important_in_the_place_of_the_loss(open_terminal):
-    terminal = open_terminal(65)  # wide enough for the learning rate
-    train(PeriodicWriter([], 5), shows(terminal, 7, r"\b7/10"), trainer=Logs())
-    assert shown_bars(terminal)[-1].endswith("share_{of}_tokens 0.25]")
+    assert len(fields) >= at_least
+    assert fields == FIELDS[: len(fields)]  # a field that does not fit is not replaced by a shorter one
 
 
 # ---------------------------------------------------------------------- beside logs, errors and other bars

@@ -1,7 +1,7 @@
 """What writers of rows write and when, through metrics.json; the lines of the console."""
 
 import pytest
-from metric_runs import iterations_of, put, rows_of, train_losses, write
+from metric_runs import Losses, at, iterations_of, put, rows_of, train_losses, write
 
 from hookline.engine import TrainerBase
 from hookline.hooks import (
@@ -9,9 +9,10 @@ from hookline.hooks import (
     CommonMetricPrinter,
     EvalHook,
     EventStorage,
-    IterationTimer,
+    EventWriter,
     JSONWriter,
     PeriodicWriter,
+    get_event_storage,
 )
 
 
@@ -42,14 +43,17 @@ def test_rows_are_written_every_period_and_at_the_last_step_with_every_metric_on
 
 
 def test_what_is_put_after_its_row_is_in_the_row_of_the_next_iteration(path):
-    after = CallbackHook(after_write=lambda t, metrics: t.iter == 19 and t.storage.put_scalar("seconds", 3.0))
-    train_losses(PeriodicWriter([JSONWriter(str(path))], 20), after)
-    assert [(row["iteration"], row.get("seconds")) for row in rows_of(path)] == [
-        (19, None),
-        (20, 3),
-        (39, None),
-        (49, None),
-    ]
+    written = []
+
+    def after_write(trainer, metrics):
+        written.append((trainer.iter, dict(metrics)))
+        if trainer.iter == 19:
+            trainer.storage.put_scalar("seconds", 3.0)
+
+    train_losses(PeriodicWriter([JSONWriter(str(path))], 20), CallbackHook(after_write=after_write))
+    seconds = {row["iteration"]: row.get("seconds") for row in rows_of(path)}
+    assert seconds == {19: None, 20: 3, 39: None, 49: None}
+    assert written[0] == (19, {"loss": 9.5})
 
 
 def test_a_trainer_trained_twice_and_a_run_resumed_by_hand_write_each_iteration_once(path):
@@ -58,6 +62,46 @@ def test_a_trainer_trained_twice_and_a_run_resumed_by_hand_write_each_iteration_
     assert iterations_of(path) == [4, 9, 14, 19, 21]
     write([JSONWriter(str(path))], 5, start=12, end=20)
     assert [(row["iteration"], row["loss"]) for row in rows_of(path)] == [(4, 2.0), (9, 4.5), (14, 13.0), (19, 15.5)]
+
+
+class Recorder(EventWriter):
+    def __init__(self):
+        self.calls = []
+
+    def resume(self, start_iter):
+        self.calls.append(("resume", start_iter))
+
+    def write(self):
+        self.calls.append(("write", get_event_storage().iter))
+
+    def close(self):
+        self.calls.append(("close", None))
+
+
+def test_a_writer_of_ones_own_is_called_at_periods_requests_and_the_end():
+    writer = Recorder()
+    write([writer], 4, at(5, lambda trainer: trainer.request_write()), start=2, end=10)
+    writes = [("write", iteration) for iteration in (3, 5, 7, 9, 10)]
+    assert writer.calls == [("resume", 2), *writes, ("close", None)]
+
+
+@pytest.mark.parametrize("fails", ["the step", "a hook"])
+def test_nothing_is_lost_when_a_step_or_a_hook_fails(path, fails):
+    class Fails(Losses):
+        def run_step(self):
+            super().run_step()
+            if fails == "the step":
+                broken(self)
+
+    def broken(trainer):
+        if trainer.iter == 7:
+            raise RuntimeError("broken")
+
+    trainer = Fails()
+    trainer.register_hooks([PeriodicWriter([JSONWriter(str(path), 1)], 3), CallbackHook(after_step=broken)])
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.train(0, 100)
+    assert [row["loss"] for row in rows_of(path)] == [2.0, 5.0, 7.0]
 
 
 # ---------------------------------------------------------------------- the console
@@ -70,19 +114,6 @@ class Steps(TrainerBase):
 
 def lines(log):
     return [record.getMessage() for record in log.records if record.name == "hookline.hooks.writers.base"]
-
-
-def test_a_line_per_period_and_one_for_the_last_step(log):
-    trainer = Steps()
-    trainer.register_hooks([IterationTimer(), PeriodicWriter([CommonMetricPrinter(50)], 20)])
-    trainer.train(0, 50)
-    assert [line.split("iter: ")[1].split()[0] for line in lines(log)] == ["19/50", "39/50", "49/50"]
-    assert lines(log)[-1].startswith("eta: 0:00:00")
-    with EventStorage() as storage:
-        storage.put_scalar("time", 0.001)
-        storage.evaluations_left["hook"] = 3600.0
-        CommonMetricPrinter(2).write()
-    assert lines(log)[-1].startswith("eta: 1:00:00")
 
 
 @pytest.mark.parametrize(
@@ -118,10 +149,11 @@ def test_lines_show_what_hooks_put_but_not_results_of_evaluations(log):
     assert shown == ["1/4  total_loss: 0.5  rare: 7", "3/4  total_loss: 0.5  rare: 7", "4/4  late: 3"]
 
 
-def test_the_eta_is_the_median_step_time_times_the_steps_left(log):
+def test_the_eta_is_the_median_step_time_of_the_steps_left_and_evaluations(log):
     with EventStorage(9) as storage:
         for iteration, seconds in enumerate([2.0] * 9 + [1000.0]):
             storage.put_scalar("time", seconds, cur_iter=iteration)
+        storage.evaluations_left["hook"] = 3600.0
         CommonMetricPrinter(3610).write()
-        assert storage.latest()["eta_seconds"] == (7200.0, 9)
-    assert lines(log)[0].startswith("eta: 2:00:00  iter: 9/3610")
+        assert storage.latest()["eta_seconds"] == (10800.0, 9)
+    assert lines(log)[0].startswith("eta: 3:00:00  iter: 9/3610")
