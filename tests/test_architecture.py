@@ -4,7 +4,7 @@ import ast
 import json
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 import rooms
@@ -52,8 +52,8 @@ def test_there_are_few_rooms():
     assert len(folders) <= 20  # fewer, not more
 
 
-# Prints for each job of a default run how many functions and files of the project are entered, and how often control
-# goes from one file to another; and the number of attributes of a trainer.
+# Writes which functions of the project a default run enters, by file; for each of its jobs how many functions and files
+# that are, and how often control goes from one file to another; and the number of attributes of a trainer.
 WALK = """
 import json, os, sys, threading
 from collections import defaultdict
@@ -70,8 +70,8 @@ job, calls = "", defaultdict(list)
 
 def note(frame, event, argument):
     code = frame.f_code
-    if event == "call" and job and code.co_filename.startswith(root) and code.co_name != "<module>":
-        calls[job].append((code.co_filename, code.co_qualname))
+    if event == "call" and code.co_filename.startswith(root) and code.co_name != "<module>":
+        calls[job].append((code.co_filename.removeprefix(root), code.co_qualname))
 
 
 class Mark(HookBase):
@@ -98,22 +98,36 @@ def run(resume, length):
     job = "" if resume else "start"
     trainer.train()
     job = ""
-    sys.setprofile(None)
     return trainer
 
 
 run(False, 12)
 trainer = run(True, 16)
 job = "save"
-sys.setprofile(note)
 trainer.find_hook("PeriodicCheckpointer").save("model_x", iteration=3)
 sys.setprofile(None)
-walk = {}
-for name, entered in calls.items():
-    files = [file for file, _ in entered]
-    walk[name] = [len(set(entered)), len(set(files)), sum(a != b for a, b in zip(files, files[1:]))]
-print("WALK", json.dumps({**walk, "attributes": [len(vars(trainer))]}))
+entered = sorted({call for part in calls.values() for call in part})
+del calls[""]
+walk = {"attributes": [len(vars(trainer))]}
+for name, part in calls.items():
+    files = [file for file, _ in part]
+    walk[name] = [len(set(part)), len(set(files)), sum(a != b for a, b in zip(files, files[1:]))]
+with open(os.path.join(out, "walk.json"), "w") as file:
+    json.dump([walk, entered], file)
 """
+
+
+@pytest.fixture(scope="module")
+def default_run(tmp_path_factory):
+    """What ``WALK`` writes."""
+    folder = tmp_path_factory.mktemp("walk")
+    (folder / "walk.py").write_text(WALK)
+    config = rooms.ROOT / "configs/synthetic/mlp.yaml"
+    code, output = finish(fork([sys.executable, folder / "walk.py", rooms.ROOT, config, folder / "run"], folder))
+    assert code == 0, output
+    return json.loads((folder / "run/walk.json").read_text())
+
+
 # Functions, files, and changes of the file, at most. They only fall.
 LIMITS = {
     "start": (432, 67, 1250),
@@ -124,13 +138,8 @@ LIMITS = {
 }
 
 
-def test_a_reader_does_not_walk_further_than_before(tmp_path):
-    config = rooms.ROOT / "configs/synthetic/mlp.yaml"
-    (tmp_path / "walk.py").write_text(WALK)
-    command = [sys.executable, tmp_path / "walk.py", rooms.ROOT, config, tmp_path / "run"]
-    code, output = finish(fork(command, tmp_path))
-    assert code == 0, output
-    walk = json.loads(output.partition("WALK ")[2].splitlines()[0])
+def test_a_reader_does_not_walk_further_than_before(default_run):
+    walk, _ = default_run
     for job, limits in LIMITS.items():
         assert all(there <= most for there, most in zip(walk[job], limits, strict=True)), (job, walk[job], limits)
 
@@ -149,40 +158,6 @@ def test_no_class_is_changed_at_run_time():
                 assert not names & set_here, f"{path}, line {node.lineno}"
 
 
-# Trains with a save, resumes with a save, and prints the functions that were entered, by file.
-TRACED = """
-import json, sys, threading
-from collections import defaultdict
-from pathlib import Path
-
-from hookline.config import get_cfg
-from hookline.engine import DefaultTrainer
-
-root, config, output = sys.argv[1:]
-entered = defaultdict(set)
-
-
-def note(frame, event, argument):
-    code = frame.f_code
-    if event == "call" and code.co_filename.startswith(root):
-        entered[str(Path(code.co_filename).relative_to(root))].add(code.co_qualname)
-
-
-for resume, length in ((False, 4), (True, 8)):
-    cfg = get_cfg()
-    cfg.merge_from_file(config)
-    cfg.merge_from_list(["OUTPUT_DIR", output, "SOLVER.MAX_ITER", length, "SOLVER.CHECKPOINT_PERIOD", 2])
-    sys.setprofile(note)
-    threading.setprofile(note)
-    trainer = DefaultTrainer(cfg)
-    trainer.resume_or_load(resume=resume)
-    trainer.train()
-    sys.setprofile(None)
-    threading.setprofile(None)
-Path(output, "entered.json").write_text(json.dumps({file: sorted(names) for file, names in entered.items()}))
-"""
-
-
 def functions(path):
     """The number of lines of each function of a file, by qualified name."""
     lines = Counter()
@@ -198,17 +173,15 @@ def functions(path):
     return lines
 
 
-def test_the_core_path_is_what_a_run_passes_through(tmp_path):
+def test_the_core_path_is_what_a_run_passes_through(default_run):
     core = re.findall(r"^\| `(\S+/\S+\.py)` \|", rooms.PAGE.read_text().partition("## Rooms")[0], re.MULTILINE)
     assert len(core) == 6
     lines = sum(len((rooms.ROOT / path).read_text().splitlines()) for path in core)
     assert lines <= 2215, f"{lines} lines: take away, or move what a default run does not use into its room"
 
-    config = rooms.ROOT / "configs/synthetic/mlp.yaml"
-    (tmp_path / "traced.py").write_text(TRACED)
-    code, output = finish(fork([sys.executable, tmp_path / "traced.py", rooms.ROOT, config, tmp_path], tmp_path))
-    assert code == 0, output
-    entered, seen = json.loads((tmp_path / "entered.json").read_text()), {}
+    entered, seen = defaultdict(set), {}
+    for path, name in default_run[1]:
+        entered[path].add(name)
     for path in entered.keys() & {str(file.relative_to(rooms.ROOT)) for file in rooms.modules().values()}:
         all_lines = functions(rooms.ROOT / path)
         seen[path] = sum(number for name, number in all_lines.items() if name in entered[path])

@@ -1,13 +1,10 @@
-"""Machines that join, are lost and return, also in connected network namespaces."""
+"""Machines that join, are lost, no longer answer, and return."""
 
-import contextlib
 import json
 import math
 import os
 import select
-import shutil
 import signal
-import subprocess
 import sys
 import time
 
@@ -23,18 +20,15 @@ def agent(tmp_path):
     """Start torchrun's agent of one machine of a run. The first one keeps torchrun's store."""
     port, started = free_port(), []
 
-    def start_agent(*options, machines=(1, 3), namespace=None):
+    def start_agent(*options, machines=(1, 3)):
         number = len(started) + 1
         place = {"machines": machines, "rdzv_endpoint": f"localhost:{port}", "local_addr": f"127.0.0.{number}"}
         # By default the fastest of the agents with the endpoint's address keeps the store.
         place["rdzv_configs"] = {"is_host": not started, "last_call_timeout": 1, "keep_alive_interval": 1}
-        # By default a machine that joins later never finds the store of torch's agents.
-        environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        if namespace:
-            place |= {"rdzv_endpoint": "10.213.7.1:29512", "local_addr": f"10.213.7.{number}", "namespace": namespace}
-            environment["GLOO_SOCKET_IFNAME"] = "net"
         command = [sys.executable, PROGRAMS / "elastic.py", 1, 3, *tool(*RUN, *options, "--resume")[1:]]
-        started.append(fork(command, tmp_path, AGENT=json.dumps(place), **environment))
+        # By default a machine that joins later never finds the store of torch's agents.
+        environment = {"AGENT": json.dumps(place), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        started.append(fork(command, tmp_path, **environment))
         return started[-1]
 
     yield start_agent
@@ -127,50 +121,18 @@ def test_ranks_save_and_exit_when_their_torchrun_agent_is_killed(agent, tmp_path
     assert (tmp_path / "run" / "last_checkpoint").exists()
 
 
-def ip(namespace, *arguments):
-    return subprocess.run(["ip", "-n", namespace, *arguments], capture_output=True, text=True, check=True, timeout=30)
-
-
-@pytest.fixture
-def namespaces():
-    """Two network namespaces with the addresses 10.213.7.1 and 10.213.7.2 on their device "net"."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need ip and root")
-    names = [f"hookline-{os.getpid()}-{number}" for number in range(2)]
-    try:
-        try:
-            for name in names:
-                subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=True, timeout=30)
-            ip(names[0], "link", "add", "net", "type", "veth", "peer", "name", "net", "netns", names[1])
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"no network namespaces here: {error.stderr}")
-        for number, name in enumerate(names, start=1):
-            ip(name, "address", "add", f"10.213.7.{number}/24", "dev", "net")
-            ip(name, "link", "set", "net", "up")
-            ip(name, "link", "set", "lo", "up")
-        yield names
-    finally:
-        for name in names:
-            with contextlib.suppress(subprocess.CalledProcessError):
-                subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=True, timeout=30)
-
-
 @pytest.mark.slow
-def test_a_run_continues_without_a_machine_whose_network_is_cut(agent, namespaces, tmp_path):
-    machines = [agent(namespace=name) for name in namespaces]
+def test_a_run_continues_without_a_machine_that_no_longer_answers(agent, tmp_path):
+    """As when its network is cut: its connections stay open."""
+    machines = [agent() for _ in range(2)]
     wait_for(tmp_path, 2, machines)
-    ip(namespaces[1], "link", "set", "net", "down")
+    for pid in machines[1].alive():
+        os.kill(pid, signal.SIGSTOP)
     wait_for(tmp_path, 1, machines[:1])
     (tmp_path / "go").write_text("")
     code, output = finish(machines[0])
     assert code == 0, output
     assert_each_sample_once_an_epoch(tmp_path, 1024, 10)
-    end = time.monotonic() + 60
-    while len(machines[1].alive()) > 1 and time.monotonic() < end:
-        time.sleep(0.1)
-    machines[1].kill()  # its agent keeps trying to reach the others
-    _, output = finish(machines[1])
-    assert "Timeout (0:00:05)!" in output
 
 
 # ---------------------------------------------------------------------------- our own launcher

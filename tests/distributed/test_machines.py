@@ -11,14 +11,8 @@ def end(tmp_path):
     """Start a launcher for each tuple of options, and return their exit codes and outputs."""
 
     def end(machines, *launchers):
-        common = [
-            "--config-file",
-            SYNTHETIC,
-            "--num-machines",
-            machines,
-            "--dist-url",
-            f"tcp://127.0.0.1:{free_port()}",
-        ]
+        url = f"tcp://127.0.0.1:{free_port()}"
+        common = ["--config-file", SYNTHETIC, "--num-machines", machines, "--dist-url", url]
         common += ["MODEL.DEVICE", "cpu", "OUTPUT_DIR", "together", "SEED", "3"]
         started = [fork(tool(*common, *options), tmp_path) for options in launchers]
         ended = [finish(process, timeout=50) for process in started]
@@ -47,11 +41,7 @@ def test_a_missing_machine_is_an_error_after_the_timeout(end, rank, message):
         (
             2,
             [["--machine-rank", 0], ["--machine-rank", 1, "--num-gpus", 2]],
-            [
-                "expects 4( processes)?, 2 of them",
-                "expects 2( processes)?, 1 of them",
-                "same --num-machines and --num-gpus",
-            ],
+            ["expects 4( processes)?, 2 of them", "expects 2( processes)?, 1 of them", "--num-machines and --num-gpus"],
         ),
         (
             3,

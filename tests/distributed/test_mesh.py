@@ -13,14 +13,14 @@ pytestmark = pytest.mark.timeout(900)
 TWO = ["2x1x1", "1x2x1", "1x1x2"]
 # Runs of programs/meshes.py. "all" has accumulation, items, clipping, EMA, evaluations, best checkpoints and
 # asynchronous saves. In bfloat16, 8 bits are exact.
-TOLERANCE = {"all": 1e-5, "tied": 1e-5, "autocast": 0.01, "bfloat16": 0.02}
+TOLERANCE = {"all": 1e-5, "tied": 1e-5, "compiled": 1e-5, "autocast": 0.01, "bfloat16": 0.02}
 RESUMED = ["one-1x2x2", "1x2x2-2x2x1", "1x2x2-one"]
 
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
     """The runs of one rank."""
-    return launch(1, {"one": ["all", "tied", "autocast"]}, tmp_path_factory.mktemp("one")) / "one"
+    return launch(1, {"one": ["all", "tied", "compiled", "autocast"]}, tmp_path_factory.mktemp("one")) / "one"
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,8 @@
 """A torchrun agent, except that its ranks are forked: ``elastic.py ranks restarts command``.
 
-The environment variable AGENT has its place among several agents, as JSON. It can be in a network namespace.
+The environment variable AGENT has its place among several agents, as JSON.
 """
 
-import ctypes
 import json
 import os
 import runpy
@@ -26,8 +25,5 @@ def main(tool, *arguments):
 if __name__ == "__main__":
     ranks, restarts, *command = sys.argv[1:]
     place = {"machines": [1, 1], "rdzv_endpoint": "localhost:0", **json.loads(os.environ.get("AGENT", "{}"))}
-    if namespace := place.pop("namespace", None):
-        with open(f"/run/netns/{namespace}") as file:
-            assert ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0) == 0
     options = {"run_id": "test", "rdzv_backend": "c10d", "max_restarts": int(restarts), "start_method": "fork"}
     elastic_launch(LaunchConfig(*place.pop("machines"), int(ranks), **options, **place), main)(*command)

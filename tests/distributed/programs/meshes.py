@@ -90,6 +90,10 @@ RUNS = {
     "autocast": ["SOLVER.AMP.ENABLED", "True"],
     "bfloat16": [],
     "tied": ["MODEL.ARGS.tied", "True"],
+    "compiled": [
+        "MODEL.COMPILE.ENABLED", "True", "MODEL.COMPILE.MODULES", "['Attention']",
+        "MODEL.COMPILE.ARGS.backend", "aot_eager",
+    ],
 }  # fmt: skip
 
 

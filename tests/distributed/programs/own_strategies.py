@@ -28,7 +28,6 @@ class DrawnSame(HookBase):
 # Each strategy, and what its run needs besides.
 STRATEGIES = {
     "tensor_parallel:TensorParallel": ["HOOKS", ["own_strategies:DrawnSame"]],
-    "hsdp:HSDP": [],
     "by_hand:ByHand": ["SOLVER.ACCUMULATION_STEPS", 2],
     "engine_step:EngineStrategy": [],
 }

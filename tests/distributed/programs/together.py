@@ -43,9 +43,18 @@ def check_ranks_exchange_objects_and_numbers(folder):
     rank = comm.get_rank()
     assert (comm.get_world_size(), comm.get_local_rank(), comm.get_local_size()) == (2, rank, 2)
     assert [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")] == [str(rank), "2", str(rank)]
+    assert comm.is_main_process() == (rank == 0)
     assert comm.broadcast_object({"from": rank}, src=1) == {"from": 1}
+    assert comm.all_gather({"rank": rank}) == [{"rank": 0}, {"rank": 1}]
+    assert comm.gather("x" * (rank + 1), dst=1) == ([], ["x", "xx"])[rank]
+    np.random.seed(rank)
+    assert len(set(comm.all_gather(comm.shared_random_seed()))) == 1
     assert (comm.all_reduce_sum(rank + 1), comm.all_reduce_sum(rank + 0.5)) == (3, 2.0)
     assert comm.all_reduce_sum(torch.tensor([1.5 + rank])).tolist() == [4.0]
+    values = {"a": torch.tensor(1.0 + rank), "b": torch.tensor(10.0 * (1 + rank))}
+    losses = {name: values[name] for name in ("ab", "ba")[rank]}  # each rank has its own order
+    means, sums = comm.reduce_dict(losses), comm.reduce_dict(losses, average=False)
+    assert rank or (means, sums) == ({"a": 1.5, "b": 15.0}, {"a": 3.0, "b": 30.0})
     assert collect([torch.full((rank + 1,), rank)]).tolist() == [0, 1, 1]
     with comm.main_process_first():
         assert (folder / "cache").exists() == bool(rank)
