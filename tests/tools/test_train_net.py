@@ -7,27 +7,20 @@ import shutil
 import pytest
 from loggers import unchanged_logging
 from ranks import SYNTHETIC, rows
-from run_tools import run_tool
 
 from hookline.cli import main
 
-QUICK = ("--config-file", SYNTHETIC, "MODEL.DEVICE", "cpu", "LOG.WRITERS", '["JSONWriter"]', "OUTPUT_DIR", "run")
+
+def options(*overrides, folder="run"):
+    return (
+        *("--config-file", SYNTHETIC, "OUTPUT_DIR", folder, "MODEL.DEVICE", "cpu"),
+        *("LOG.WRITERS", '["JSONWriter"]', "LOG.PERIOD", 1, "SOLVER.MAX_ITER", 20, *overrides),
+    )
 
 
 @pytest.fixture
-def tool(tmp_path, monkeypatch, capfd):
-    """Run the tool in this process; returns its exit code, standard output and standard error."""
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.chdir(tmp_path)
-    return lambda *arguments: run_tool("train_net.py", arguments, capfd)
-
-
-def tiny(folder, *overrides):
-    return (
-        *("--config-file", SYNTHETIC, "OUTPUT_DIR", folder, "MODEL.DEVICE", "cpu"),
-        *("MODEL.ARGS.dropout", 0.3, "SOLVER.MAX_ITER", "2ep", "SOLVER.BASE_LR", 0.02),
-        *("LOG.WRITERS", '["JSONWriter"]', "LOG.PERIOD", 1, *overrides),
-    )
+def train(tool):
+    return lambda *words: tool("train_net.py", *words)
 
 
 def contents(folder):
@@ -44,23 +37,23 @@ def averaged(tmp_path_factory):
     ema = '[{"NAME": "EMA", "ARGS": {"decay": 0.9, "warmup": False}}]'
     with pytest.MonkeyPatch.context() as patch, unchanged_logging():
         patch.chdir(folder)
-        assert main(["train", *map(str, tiny("run", "HOOKS", ema))]) == 0
+        assert main(["train", *map(str, options("HOOKS", ema))]) == 0
     return folder
 
 
-def test_eval_only_evaluates_the_weights_that_the_run_evaluated_and_changes_nothing(tool, averaged, tmp_path):
+def test_eval_only_evaluates_the_weights_that_the_run_evaluated_and_changes_nothing(train, averaged, tmp_path):
     shutil.copytree(averaged, tmp_path, dirs_exist_ok=True)
     evaluated = [row for row in rows(tmp_path / "run") if "synthetic/loss" in row]
     best = max(evaluated, key=lambda row: row["synthetic/accuracy"])
     last = evaluated[-1]["synthetic/loss"]
     before = contents(tmp_path / "run")
     for weights, accuracy in (("run/model_best.pth", best["synthetic/accuracy"]), ("run", None)):
-        code, out, err = tool(*tiny("run", "MODEL.WEIGHTS", weights), "--eval-only")
+        code, out, err = train(*options("MODEL.WEIGHTS", weights), "--eval-only")
         assert (code, err) == (0, "")
         assert "averaged by EMA" in out
         expected = f"accuracy +{accuracy:.5g}" if accuracy else f"loss +{last:.5g}"
         assert re.search(rf"synthetic +{expected}\n", out)
-    _, out, _ = tool(*tiny("run", "MODEL.WEIGHTS", "run", "MODEL.WEIGHTS_FROM", "model"), "--eval-only")
+    _, out, _ = train(*options("MODEL.WEIGHTS", "run", "MODEL.WEIGHTS_FROM", "model"), "--eval-only")
     assert not re.search(rf"synthetic +loss +{last:.5g}\n", out)
     assert contents(tmp_path / "run") == before
 
@@ -80,16 +73,16 @@ class Says(HookBase):
 """
 
 
-def test_eval_only_and_predict_emit_their_events_and_read_no_training_data(tool, averaged, tmp_path):
+def test_eval_only_and_predict_emit_their_events_and_read_no_training_data(train, averaged, tmp_path):
     (tmp_path / "says.py").write_text(SAYS)
     (tmp_path / "broken_data.py").write_text("def data():\n    raise RuntimeError('no training data here')\n")
-    options = [*("HOOKS", '["says:Says"]'), *("DATASETS.TRAIN", '["broken_data:data"]')]
-    options += ["MODEL.WEIGHTS", averaged / "run", "TEST.PREDICTIONS_COLUMNS", '["target", "class"]']
+    keys = [*("HOOKS", '["says:Says"]'), *("DATASETS.TRAIN", '["broken_data:data"]')]
+    keys += ["MODEL.WEIGHTS", averaged / "run", "TEST.PREDICTIONS_COLUMNS", '["target", "class"]']
     for option, events in (
         ("--eval-only", ["SAY before_eval", "SAY after_eval True"]),
         ("--predict", ["SAY before_predict", "SAY after_predict ['batches']"]),
     ):
-        code, out, _ = tool(*tiny(tmp_path / "look", *options), option)
+        code, out, _ = train(*options(*keys, folder="look"), option)
         assert code == 0
         assert [line for line in out.splitlines() if line.startswith("SAY")] == events
     written = tmp_path / "look" / "inference" / "synthetic" / "predictions.jsonl"
@@ -97,10 +90,10 @@ def test_eval_only_and_predict_emit_their_events_and_read_no_training_data(tool,
 
 
 @pytest.mark.parametrize(("expected", "code"), [(0.5, 0), (3.0, 1)])
-def test_a_missed_expectation_exits_with_1(tool, expected, code):
+def test_a_missed_expectation_exits_with_1(train, expected, code):
     results = ("TEST.EXPECTED_RESULTS", f'[["synthetic", "accuracy", {expected}, 0.5]]')
-    assert tool(*QUICK, *results, "SOLVER.MAX_ITER", 5)[0] == code
-    assert tool(*QUICK, *results, "MODEL.WEIGHTS", "run/model_final.pth", "--eval-only")[0] == code
+    assert train(*options(*results))[0] == code
+    assert train(*options(*results, "MODEL.WEIGHTS", "run/model_final.pth"), "--eval-only")[0] == code
 
 
 def test_a_misspelt_expectation_is_found_before_the_evaluation(tool):
@@ -114,16 +107,16 @@ def test_a_misspelt_expectation_is_found_before_the_evaluation(tool):
 # ---------------------------------------------------------------------------- training
 
 
-def test_the_saved_config_repeats_the_run(tool, tmp_path):
-    assert tool(*QUICK, "SEED", -1, "SOLVER.MAX_ITER", 10)[0] == 0
-    assert tool("--config-file", "run/config.yaml", "OUTPUT_DIR", "second")[0] == 0
+def test_the_saved_config_repeats_the_run(train, tmp_path):
+    assert train(*options("SEED", -1))[0] == 0
+    assert train("--config-file", "run/config.yaml", "OUTPUT_DIR", "second")[0] == 0
     assert rows(tmp_path / "run") == rows(tmp_path / "second")
 
 
-def test_a_dry_run_of_a_resume_prints_changes_and_writes_nothing(tool, tmp_path):
-    assert tool(*QUICK, "SEED", -1, "SOLVER.MAX_ITER", 20)[0] == 0
+def test_a_dry_run_of_a_resume_prints_changes_and_writes_nothing(train, tmp_path):
+    assert train(*options("SEED", -1))[0] == 0
     before = contents(tmp_path)
-    code, out, _ = tool(*QUICK, "SEED", -1, "SOLVER.MAX_ITER", 40, "--dry-run", "--resume")
+    code, out, _ = train(*options("SEED", -1, "SOLVER.MAX_ITER", 40), "--dry-run", "--resume")
     assert code == 0
     assert "Resuming with SOLVER.MAX_ITER = 40 instead of 20" in out
     assert "another SEED" not in out
