@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 
 import pytest
 import rooms
-from ranks import finish, fork
+from ranks import complete
 
 LAYERS = ("config", "hooks", "engine")
 
@@ -123,8 +123,7 @@ def default_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("walk")
     (folder / "walk.py").write_text(WALK)
     config = rooms.ROOT / "configs/synthetic/mlp.yaml"
-    code, output = finish(fork([sys.executable, folder / "walk.py", rooms.ROOT, config, folder / "run"], folder))
-    assert code == 0, output
+    complete([sys.executable, folder / "walk.py", rooms.ROOT, config, folder / "run"], folder)
     return json.loads((folder / "run/walk.json").read_text())
 
 

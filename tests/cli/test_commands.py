@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ranks import HOOKLINE, finish, fork
+from ranks import HOOKLINE, complete
 from run_folders import make_run
 from small_runs import config_trainer
 from snippets import run_python
@@ -165,8 +165,7 @@ def test_replay_and_samples_print_the_step_and_its_samples(command, tmp_path):
 def test_a_run_of_two_ranks_is_replayed_with_two(tmp_path):
     options = ("OUTPUT_DIR", "out", "SOLVER.CHECKPOINT_PERIOD", "3", "LOG.PERIOD", "1")
     for words in (("train", *TINY, *options, "--num-gpus", 2), ("replay", "out", "--iter", 4)):
-        code, output = finish(fork([sys.executable, HOOKLINE, *words], tmp_path))
-        assert code == 0, output
+        output = complete([sys.executable, HOOKLINE, *words], tmp_path)
     assert "equal metrics.json to the bit" in output
     assert (tmp_path / "out/log.txt.rank1").exists()
     report = json.loads((tmp_path / "out/replay_4/report.json").read_text())

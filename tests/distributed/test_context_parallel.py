@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ranks import ROOT, finish, fork, rows, tool
+from ranks import ROOT, complete, rows, tool
 
 from hookline.engine.checkpoint.weights import read_checkpoint
 
@@ -25,8 +25,7 @@ def train(folder, ranks, strategy, *options):
     folder.mkdir()
     (folder / "context_parallel.py").write_text(text)
     (folder / "context_fsdp.py").write_text(text.replace("import DDP", "import FSDP2 as DDP"))
-    code, out = finish(fork(tool(*GPT, "--num-gpus", ranks, "PARALLEL.NAME", strategy, *options), folder))
-    assert code == 0, out
+    complete(tool(*GPT, "--num-gpus", ranks, "PARALLEL.NAME", strategy, *options), folder)
     return rows(folder / "run"), read_checkpoint(str(folder / "run"))["model"]
 
 

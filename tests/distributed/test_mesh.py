@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from ranks import HOOKLINE, checks, finish, fork, rows, run_ranks, tool
+from ranks import HOOKLINE, checks, complete, rows, run_ranks, tool
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -84,12 +84,10 @@ def test_a_run_of_one_mesh_resumes_in_another(one, four, pair):
 def test_an_exported_checkpoint_of_a_mesh_evaluates_on_one_rank_to_the_same_loss(four, tmp_path):
     saved = four / "1x2x2/all"
     export = [sys.executable, HOOKLINE, "export", "--checkpoint", saved / "model_final.pth"]
-    code, out = finish(fork([*export, "--output", tmp_path / "whole.pth"], tmp_path))
-    assert code == 0, out
+    out = complete([*export, "--output", tmp_path / "whole.pth"], tmp_path)
     evaluate = [*tool("--config-file", saved / "config.yaml", "--eval-only"), "OUTPUT_DIR", tmp_path / "evaluated"]
     for weights in (tmp_path / "whole.pth", saved / "model_final.pth"):
-        code, out = finish(fork([*evaluate, "MODEL.WEIGHTS", weights], tmp_path))
-        assert code == 0, out
+        out = complete([*evaluate, "MODEL.WEIGHTS", weights], tmp_path)
         assert f"{rows(saved)[-1]['meshes:test/loss']:.5g}" in out
 
 

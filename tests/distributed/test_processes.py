@@ -3,11 +3,10 @@
 import json
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
-from ranks import finish, run_ranks, start_ranks
+from ranks import finish, run_ranks, start_ranks, wait_for
 
 # What rank 1 does, and what is written.
 FAILURES = {
@@ -53,9 +52,7 @@ def test_ranks_that_end_without_an_error_write_nothing_but_their_reason(how, exp
 def test_a_signal_outside_of_training_ends_all_ranks_with_its_exit_code(number, expected, tmp_path):
     process = start_ranks("failures:main", 2, tmp_path / "run", "is ended")
     files = [tmp_path / "run" / f"{rank}.json" for rank in range(2)]
-    while not all(file.exists() and file.read_text() for file in files):
-        assert process.poll() is None
-        time.sleep(0.02)
+    wait_for(process, *files)
     process.send_signal(number)
     code, output = finish(process)
     assert code == expected, output

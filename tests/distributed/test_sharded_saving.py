@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from ranks import HOOKLINE, checks, finish, fork, run_ranks
+from ranks import HOOKLINE, checks, complete, run_ranks
 
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.checkpoint.find_checkpoint import find_resumable
@@ -16,8 +16,7 @@ def test_averaged_weights_of_a_sharded_run_are_exported(checked):
     folder = checked[0] / "check_an_interrupted_run_with_ema_and_async_saves_resumes_to_identical_weights"
     path = folder / "through/model_0000011.pth"
     export = [sys.executable, HOOKLINE, "export", "--checkpoint", path, "--weights", "averaged"]
-    code, output = finish(fork([*export, "--output", folder / "averaged.pth"], folder))
-    assert code == 0, output
+    complete([*export, "--output", folder / "averaged.pth"], folder)
     exported = torch.load(folder / "averaged.pth", weights_only=True)
     checkpoint = read_checkpoint(str(path))
     saved = averaged_weights(checkpoint)

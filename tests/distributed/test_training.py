@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ranks import SYNTHETIC, finish, fork, forked_torchrun, free_port, rows, start, tool, torchrun
+from ranks import SYNTHETIC, complete, finish, fork, forked_torchrun, free_port, rows, start, tool, torchrun, wait_for
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -26,17 +26,8 @@ FOREVER = ("SOLVER.MAX_ITER", 1000000)
 def two(tmp_path_factory):
     """An undisturbed run of two ranks."""
     folder = tmp_path_factory.mktemp("two")
-    code, output = finish(fork(tool(*options(*TWO)), folder))
-    assert code == 0, output
+    output = complete(tool(*options(*TWO)), folder)
     return folder / "run", output
-
-
-def wait_for(path, process):
-    end = time.monotonic() + 150
-    while not path.exists() or not path.stat().st_size:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def assert_gone(folder, what):
@@ -79,7 +70,7 @@ def test_each_process_has_a_log_and_the_console_and_files_are_those_of_rank_0(tw
 
 def test_a_signal_to_the_launcher_stops_all_ranks_at_the_same_step_with_a_checkpoint(tmp_path):
     process = fork(tool(*options(*FOREVER, *TWO)), tmp_path)
-    wait_for(tmp_path / "run" / "metrics.json", process)
+    wait_for(process, tmp_path / "run" / "metrics.json")
     process.send_signal(signal.SIGTERM)
     code, output = finish(process)
     assert code == 75, output
@@ -88,8 +79,7 @@ def test_a_signal_to_the_launcher_stops_all_ranks_at_the_same_step_with_a_checkp
 
 def test_ranks_save_and_exit_when_their_launcher_is_killed(tmp_path):
     process = fork(tool(*options(*FOREVER, *TWO, mishaps=[{"what": "none"}])), tmp_path)
-    for rank in range(2):
-        wait_for(tmp_path / f"none.{rank}", process)
+    wait_for(process, tmp_path / "none.0", tmp_path / "none.1")
     os.kill(process.pid, signal.SIGKILL)
     assert_gone(tmp_path, "none")
     assert_stopped(tmp_path / "run")
@@ -97,17 +87,14 @@ def test_ranks_save_and_exit_when_their_launcher_is_killed(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_stopped_by_one_rank_resumes_to_the_same_metrics(two, tmp_path):
-    code, output = finish(fork(tool(*options(*TWO, mishaps=[{"what": "stop"}])), tmp_path))
-    assert code == 75, output
+    complete(tool(*options(*TWO, mishaps=[{"what": "stop"}])), tmp_path, code=75)
     assert_stopped(tmp_path / "run", "one rank asked")
     (tmp_path / "one").mkdir()
     shutil.copytree(tmp_path / "run", tmp_path / "one/run")
-    code, output = finish(fork(tool(*options(*TWO, "--resume")), tmp_path))
-    assert code == 0, output
+    complete(tool(*options(*TWO, "--resume")), tmp_path)
     assert rows(tmp_path / "run") == rows(two[0])
     # Another number of ranks only changes the order of additions.
-    code, output = finish(fork(tool(*options("--resume")), tmp_path / "one"))
-    assert code == 0, output
+    complete(tool(*options("--resume")), tmp_path / "one")
     for ours, theirs in zip(rows(tmp_path / "one/run"), rows(two[0]), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5)
 

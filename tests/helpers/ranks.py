@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -27,34 +28,50 @@ def environment_in(folder, **more):
     return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{PROGRAMS}{os.pathsep}{folder}", **more}
 
 
-def start(arguments, folder, **environment):
-    """Start a process in ``folder``. Standard error goes to standard output."""
+def start(arguments, folder, apart=False, **environment):
+    """Start a process in ``folder``, in its own session. Standard error goes to standard output unless ``apart``."""
     return subprocess.Popen(
         [str(argument) for argument in arguments],
         cwd=folder,
         env=environment_in(folder, **environment),
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.PIPE if apart else subprocess.STDOUT,
+        start_new_session=True,
         text=True,
     )
 
 
-def fork(arguments, folder, **environment):
+def fork(arguments, folder, apart=False, log=None, **environment):
     """Fork a Python script, which is much faster (see ``forker.py``). Its ranks are forked as well."""
     interpreter, *command = arguments
     assert interpreter == sys.executable
-    return forker.start(command, folder, environment_in(folder, **environment))
+    return forker.start(command, folder, environment_in(folder, **environment), apart=apart, log=log)
 
 
 def finish(process, timeout=200):
-    """Wait for a process; returns its exit code and output."""
+    """Wait for a process; returns its exit code and output, and standard error if that is apart."""
     try:
-        output = process.communicate(timeout=timeout)[0]
+        output, error = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         process.kill()
-        output = process.communicate()[0]
-        raise AssertionError(f"it did not end:\n{output}") from None
-    return process.returncode, output
+        raise AssertionError(f"it did not end:\n{process.communicate()}") from None
+    return (process.returncode, output) if error is None else (process.returncode, output, error)
+
+
+def complete(arguments, folder, code=0, **environment):
+    """Fork a Python script, assert its exit code, and return its output."""
+    ended, output = finish(fork(arguments, folder, **environment))
+    assert ended == code, output
+    return output
+
+
+def wait_for(process, *files):
+    """Wait until a running process has written some files."""
+    end = time.monotonic() + 150
+    while not all(file.exists() and file.stat().st_size for file in files):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def start_ranks(program, ranks, folder, *arguments, rank_timeout=60):

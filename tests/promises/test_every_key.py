@@ -1,19 +1,14 @@
 """An unusual value of any config key works or is refused by name: no key crashes a run, hangs it or is ignored."""
 
 import math
-import os
 from functools import cache
-from pathlib import Path
 
 import pytest
 import yaml
-from forker import forker
+from ranks import SYNTHETIC, fork, tool
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine.setup.check import check_config
-
-ROOT = Path(__file__).parents[2]
-SYNTHETIC = ROOT / "configs/synthetic/mlp.yaml"
 
 STRANGE = [-1, 0, 10**18, 10**400, math.nan, math.inf, "", [], [-1], [None], {}, {"a": 1}, True, None]
 # Other keys that must be set so that a key is used.
@@ -75,8 +70,7 @@ def test_a_run_with_an_unusual_value_of_any_key_works_or_is_refused(key, tmp_pat
             continue
         path = tmp_path / "strange.yaml"
         path.write_text(yaml.safe_dump(config))
-        command = [ROOT / "tools/train_net.py", "--config-file", path]
-        process = forker.start(command, tmp_path, {**os.environ, "OMP_NUM_THREADS": "1"}, apart=True)
+        process = fork(tool("--config-file", path), tmp_path, apart=True)
         if not process.ended_within(180):  # compiling, on a busy machine
             process.kill()
             pytest.fail(f"still running after three minutes: {key} = {value}")

@@ -3,18 +3,13 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
-from forker import forker
-from ranks import HOOKLINE
-
-ROOT = Path(__file__).parents[2]
-SYNTHETIC = ROOT / "configs" / "synthetic" / "mlp.yaml"
+from ranks import HOOKLINE, ROOT, SYNTHETIC, finish, fork, wait_for
+from ranks import start as start_new
 
 # A hook that sends a signal to its process at an event, and other parts.
 HOOK = '''
@@ -39,7 +34,8 @@ class Send(HookBase):
 class Wait(HookBase):
     def after_fetch(self, batch):
         if self.trainer.iter == 13:
-            open("here", "w").close()
+            with open("here", "w") as file:
+                file.write("here")
             while not os.path.exists("go"):
                 time.sleep(0.02)
 
@@ -48,54 +44,38 @@ class Impatient(HookBase):
     def __init__(self):
         signal.alarm = lambda seconds: (os.write(2, b"a worker waits"), os._exit(1))
 
-class Refuse(HookBase):
-    def __init__(self, at: int):
-        self.at = at
-
-    def after_fetch(self, batch):
-        if self.trainer.iter == self.at:
-            raise ConfigError("these samples do not fit")
-
 class Fail(HookBase):
+    def __init__(self, at: int, says: str = ""):
+        self.at, self.says = at, says
+
     def before_forward(self, batch):
-        if self.trainer.iter == 13:
-            raise RuntimeError("broken")
+        if self.trainer.iter == self.at:
+            raise ConfigError(self.says) if self.says else RuntimeError("broken")
 '''
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Start a tool in its own process group; returns a function that waits for its end.
-
-    It is forked, unless the test is about its imports.
-    """
+    """Start a script of tools/, forked unless the test is about its imports."""
     (tmp_path / "hook.py").write_text(HOOK)
 
-    def start(*arguments, hook=None, name="Send", tool="train_net.py", forked=True):
+    def start(*arguments, hook=None, name="Send", tool="train_net.py", start=fork):
         hooks = [{"NAME": f"hook:{name}", "ARGS": hook or {}}] if hook or name != "Send" else []
         command = [
-            *(str(ROOT / "tools" / tool), *(["train"] if tool == HOOKLINE else [])),
-            *("--config-file", str(SYNTHETIC), "OUTPUT_DIR", "run"),
-            *("SOLVER.MAX_ITER", "40", "SOLVER.CHECKPOINT_PERIOD", "10"),
+            *(sys.executable, ROOT / "tools" / tool, *(["train"] if tool == HOOKLINE else [])),
+            *("--config-file", SYNTHETIC, "OUTPUT_DIR", "run", "SOLVER.MAX_ITER", 40, "SOLVER.CHECKPOINT_PERIOD", 10),
             *(("LOG.WRITERS", '["JSONWriter"]') if tool != "plain_train_net.py" else ()),  # the plain loop has its own
-            *("HOOKS", repr(hooks), *map(str, arguments)),
+            *("HOOKS", hooks, *arguments),
         ]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
-        if forked:
-            process = forker.start(command, tmp_path, environment, apart=True)
-        else:
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            command = [sys.executable, *command]
-            process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, **pipes)
-
-        def finish():
-            out, err = process.communicate(timeout=120)
-            return process.returncode, out, err
-
-        finish.pid = process.pid
-        return finish
+        return start(command, tmp_path, apart=True)
 
     return start
+
+
+@pytest.fixture
+def run(start):
+    """Run a script of tools/; return its exit code, standard output and standard error."""
+    return lambda *arguments, **options: finish(start(*arguments, **options))
 
 
 def last(folder):
@@ -106,13 +86,13 @@ def held(folder):
     return torch.load(folder / "run" / last(folder), weights_only=True)["iteration"]
 
 
-def test_a_run_stopped_by_sigterm_exits_with_75_and_is_completed_by_a_resume(start, tmp_path):
-    code, out, err = start(hook={"event": "before_step", "at": 13, "name": "SIGTERM"})()
+def test_a_run_stopped_by_sigterm_exits_with_75_and_is_completed_by_a_resume(run, tmp_path):
+    code, out, err = run(hook={"event": "before_step", "at": 13, "name": "SIGTERM"})
     assert code == 75, err
     assert err == "SIGTERM: stopping after this step\n"
     assert "Training ended at iteration 14: interrupted by SIGTERM" in out
     assert last(tmp_path) == "model_0000013.pth"
-    code, out, err = start("--resume")()
+    code, out, err = run("--resume")
     assert (code, err) == (0, "")
     assert "Starting training from iteration 14\n" in out
     assert last(tmp_path) == "model_final.pth"
@@ -120,20 +100,20 @@ def test_a_run_stopped_by_sigterm_exits_with_75_and_is_completed_by_a_resume(sta
 
 @pytest.mark.parametrize(("at", "code"), [(0, 2), (13, 1)])
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_bad_input_after_the_first_step_is_a_failure_that_can_be_resumed(start, at, code, ranks):
+def test_bad_input_after_the_first_step_is_a_failure_that_can_be_resumed(run, at, code, ranks):
     options = ("--num-gpus", ranks, "MODEL.DEVICE", "cpu") if ranks > 1 else ()
-    ended, _, err = start(*options, name="Refuse", hook={"at": at})()
+    ended, _, err = run(*options, name="Fail", hook={"at": at, "says": "these samples do not fit"})
     assert (ended, "Traceback" in err) == (code, False)
     assert err.startswith("error: these samples do not fit\n")
     assert ("continue with --resume" in err) == (code == 1)
 
 
 @pytest.mark.slow
-def test_ctrl_c_once_exits_with_130_and_a_checkpoint_and_twice_without(start, tmp_path):
-    code, _, err = start(hook={"event": "before_step", "at": 13, "name": "SIGINT"})()
+def test_ctrl_c_once_exits_with_130_and_a_checkpoint_and_twice_without(run, tmp_path):
+    code, _, err = run(hook={"event": "before_step", "at": 13, "name": "SIGINT"})
     assert code == 130, err
     assert held(tmp_path) == 13
-    code, _, err = start("--resume", hook={"event": "before_step", "at": 15, "name": "SIGINT", "times": 2})()
+    code, _, err = run("--resume", hook={"event": "before_step", "at": 15, "name": "SIGINT", "times": 2})
     assert code == 130
     assert "Traceback" not in err
     assert held(tmp_path) == 13
@@ -148,9 +128,9 @@ def test_ctrl_c_once_exits_with_130_and_a_checkpoint_and_twice_without(start, tm
         ("after_run", 40, 75, 39),  # all is saved, but final results may not have been printed
     ],
 )
-def test_a_signal_at_any_point_of_a_run_stops_it_cleanly(start, tmp_path, event, at, code, iteration):
+def test_a_signal_at_any_point_of_a_run_stops_it_cleanly(run, tmp_path, event, at, code, iteration):
     hook = {"event": event, "at": at, "name": "SIGUSR1"}
-    result, _, err = start("TEST.EVAL_PERIOD", 20, "LOG.PERIOD", 20, hook=hook)()
+    result, _, err = run("TEST.EVAL_PERIOD", 20, "LOG.PERIOD", 20, hook=hook)
     assert result == code, err
     assert "Traceback" not in err
     assert held(tmp_path) == iteration
@@ -161,14 +141,14 @@ def test_a_signal_at_any_point_of_a_run_stops_it_cleanly(start, tmp_path, event,
 
 
 @pytest.mark.slow
-def test_a_signal_before_training_exits_with_75_and_leaves_nothing_to_resume(start, tmp_path):
-    code, _, err = start(hook={"event": "init", "at": 0, "name": "SIGTERM"})()
+def test_a_signal_before_training_exits_with_75_and_leaves_nothing_to_resume(run, tmp_path):
+    code, _, err = run(hook={"event": "init", "at": 0, "name": "SIGTERM"})
     assert code == 75
     assert err.startswith("SIGTERM: ")
     assert "--resume" in err
     assert "Traceback" not in err
     assert not (tmp_path / "run" / "last_checkpoint").exists()
-    assert start("--resume")()[0] == 0
+    assert run("--resume")[0] == 0
 
 
 # Replaces torch by a module that sends a signal while it is imported.
@@ -182,11 +162,11 @@ time.sleep(60)
 @pytest.mark.parametrize(("name", "expected", "tool"), [("SIGUSR1", 75, "train_net.py"), ("SIGINT", 130, HOOKLINE)])
 def test_a_signal_during_the_imports_has_the_same_exit_code(start, tmp_path, name, expected, tool):
     (tmp_path / "torch.py").write_text(SLOW_IMPORT)
-    finish = start(forked=False, tool=tool)
+    process = start(start=start_new, tool=tool)
     while not list(tmp_path.glob("importing.*")):
         time.sleep(0.02)
-    os.kill(finish.pid, getattr(signal, name))
-    code, _, err = finish()
+    os.kill(process.pid, getattr(signal, name))
+    code, _, err = finish(process)
     assert code == expected, err
     assert "Traceback" not in err
 
@@ -203,11 +183,11 @@ if "spawn_main" in " ".join(sys.orig_argv):
 @pytest.mark.slow
 def test_a_signal_while_the_ranks_import_has_the_same_exit_code(start, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(SLOW_RANK)
-    finish = start("--num-gpus", 2, "MODEL.DEVICE", "cpu", forked=False)
+    process = start("--num-gpus", 2, "MODEL.DEVICE", "cpu", start=start_new)
     while len(list(tmp_path.glob("importing.*"))) < 2:
         time.sleep(0.02)
-    os.killpg(finish.pid, signal.SIGTERM)
-    code, _, err = finish()
+    os.killpg(process.pid, signal.SIGTERM)
+    code, _, err = finish(process)
     assert code == 75, err
     assert "Traceback" not in err
     assert not (tmp_path / "run" / "last_checkpoint").exists()
@@ -216,29 +196,28 @@ def test_a_signal_while_the_ranks_import_has_the_same_exit_code(start, tmp_path)
 @pytest.mark.slow
 def test_a_signal_to_the_process_group_lets_workers_finish_the_step(start, tmp_path):
     """The signal reaches the loader's workers too, as from schedulers and terminals."""
-    finish = start("DATALOADER.NUM_WORKERS", 2, name="Wait")
-    while not (tmp_path / "here").exists():
-        time.sleep(0.02)
-    os.killpg(finish.pid, signal.SIGINT)
+    process = start("DATALOADER.NUM_WORKERS", 2, name="Wait")
+    wait_for(process, tmp_path / "here")
+    os.killpg(process.pid, signal.SIGINT)
     (tmp_path / "go").write_text("")
-    code, _, err = finish()
+    code, _, err = finish(process)
     assert code == 130, err
     assert err.count("stopping after this step") == 1
     assert held(tmp_path) == 13
 
 
 @pytest.mark.slow
-def test_a_time_limit_exits_with_75_and_a_checkpoint(start, tmp_path):
+def test_a_time_limit_exits_with_75_and_a_checkpoint(run, tmp_path):
     arguments = ["SOLVER.TIME_LIMIT", "6s", "SOLVER.MAX_ITER", 10**8, "SOLVER.CHECKPOINT_PERIOD", 0]
-    code, out, err = start(*arguments)()
+    code, out, err = run(*arguments)
     assert code == 75, err
     assert "the time limit of 6s is near" in out
     assert held(tmp_path) >= 0
 
 
 @pytest.mark.slow
-def test_a_failure_exits_with_1_and_a_resume_uses_the_last_checkpoint(start, tmp_path):
-    code, _, err = start("CHECKPOINT.ON_EXCEPTION", True, name="Fail")()
+def test_a_failure_exits_with_1_and_a_resume_uses_the_last_checkpoint(run, tmp_path):
+    code, _, err = run("CHECKPOINT.ON_EXCEPTION", True, name="Fail", hook={"at": 13})
     assert code == 1
     assert "RuntimeError: broken" in err
     assert held(tmp_path) == 9
@@ -247,16 +226,15 @@ def test_a_failure_exits_with_1_and_a_resume_uses_the_last_checkpoint(start, tmp
 
 
 @pytest.mark.slow
-def test_the_plain_loop_has_the_same_exit_codes(start, tmp_path):
-    finish = start("SOLVER.MAX_ITER", 10**8, tool="plain_train_net.py")
-    while not (tmp_path / "run" / "last_checkpoint").exists():
-        time.sleep(0.05)
-    os.kill(finish.pid, signal.SIGTERM)
-    code, out, err = finish()
+def test_the_plain_loop_has_the_same_exit_codes(start, run, tmp_path):
+    process = start("SOLVER.MAX_ITER", 10**8, tool="plain_train_net.py")
+    wait_for(process, tmp_path / "run" / "last_checkpoint")
+    os.kill(process.pid, signal.SIGTERM)
+    code, out, err = finish(process)
     assert code == 75, err
     assert "interrupted by SIGTERM" in out
     assert last(tmp_path) == f"model_{held(tmp_path):07d}.pth"
-    code, out, err = start("--resume", "SOLVER.MAX_ITER", held(tmp_path) + 5, tool="plain_train_net.py")()
+    code, out, err = run("--resume", "SOLVER.MAX_ITER", held(tmp_path) + 5, tool="plain_train_net.py")
     assert code == 0, err
 
 
@@ -264,9 +242,9 @@ def test_the_plain_loop_has_the_same_exit_codes(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_does_not_wait_for_its_workers(start):
+def test_a_run_that_fails_does_not_wait_for_its_workers(run):
     options = ("SOLVER.BASE_LR", 1e30, "SOLVER.WARMUP_ITERS", 0, "SOLVER.OPTIMIZER.NAME", "SGD")
-    code, out, err = start("DATALOADER.NUM_WORKERS", 2, *options, "SOLVER.OPTIMIZER.ARGS", "{}", name="Impatient")()
+    code, out, err = run("DATALOADER.NUM_WORKERS", 2, *options, "SOLVER.OPTIMIZER.ARGS", "{}", name="Impatient")
     assert code == 1, err
     assert "FloatingPointError: the loss is NaN or infinite" in out + err
     assert "DataLoader worker" not in out + err
@@ -276,11 +254,10 @@ def test_a_run_that_fails_does_not_wait_for_its_workers(start):
 @pytest.mark.slow
 def test_ranks_that_are_interrupted_do_not_wait_for_their_workers(start, tmp_path):
     options = ("--num-gpus", 2, "MODEL.DEVICE", "cpu", "SOLVER.MAX_ITER", 10**6, "TEST.EVAL_PERIOD", 0, "LOG.PERIOD", 1)
-    finish = start(*options, "DATALOADER.NUM_WORKERS", 1, "SOLVER.CHECKPOINT_PERIOD", 0, name="Impatient")
-    while not (tmp_path / "run" / "metrics.json").exists():
-        time.sleep(0.05)
-    os.kill(finish.pid, signal.SIGINT)
-    code, out, err = finish()
+    process = start(*options, "DATALOADER.NUM_WORKERS", 1, "SOLVER.CHECKPOINT_PERIOD", 0, name="Impatient")
+    wait_for(process, tmp_path / "run" / "metrics.json")
+    os.kill(process.pid, signal.SIGINT)
+    code, out, err = finish(process)
     assert code == 130, err
     assert (out + err).count("Ctrl-C: stopping after this step") == 1
     assert "Training ended at iteration" in out
@@ -297,11 +274,11 @@ runpy.run_path({str(ROOT / "tools/train_net.py")!r}, run_name="__main__")
 
 
 @pytest.mark.slow
-def test_a_run_fails_if_its_last_checkpoint_cannot_be_saved_even_with_continue(start, tmp_path):
+def test_a_run_fails_if_its_last_checkpoint_cannot_be_saved_even_with_continue(run, tmp_path):
     (tmp_path / "limited.py").write_text(LIMITED)
     options = ("SOLVER.MAX_ITER", 20, "SOLVER.CHECKPOINT_PERIOD", 0, "CHECKPOINT.ON_ERROR", "continue")
     options += ("CHECKPOINT.BEST.METRIC", "", "MODEL.ARGS.hidden", "[99]")
-    code, out, err = start(*options, tool=tmp_path / "limited.py")()
+    code, out, err = run(*options, tool=tmp_path / "limited.py")
     assert code == 1, out + err
     assert "model_final.pth: File too large" in out + err
     assert not (tmp_path / "run/model_final.pth").exists()

@@ -20,11 +20,10 @@ import pytest
 import torch
 import yaml
 from comparing import csv_rows, frozen, json_rows, tensorboard
-from forker import forker
 from injector import Operation, Plan, recorded
+from ranks import ROOT, fork, tool
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 
 CONFIG = {
     "_BASE_": str(ROOT / "configs/synthetic/mlp.yaml"),
@@ -65,10 +64,9 @@ class Case:
         """Run the training tool once. Its clock starts 10 s later each time."""
         plan = Plan(str(self.run), record, operation, fault, clock=10.0 * self._starts)
         self._starts += 1
-        command = [HERE / "faulty_run.py", json.dumps(dataclasses.asdict(plan)), ROOT / "tools/train_net.py"]
-        command += ["--config-file", self.folder / "config.yaml", *arguments]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
-        process = forker.start(command, self.folder, environment, apart=True)
+        faulty = [HERE / "faulty_run.py", json.dumps(dataclasses.asdict(plan))]
+        interpreter, *command = tool("--config-file", self.folder / "config.yaml", *arguments)
+        process = fork([interpreter, *faulty, *command], self.folder, apart=True)
         hangs = not process.ended_within(PATIENCE)
         if hangs:
             process.kill()

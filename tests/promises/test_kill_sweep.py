@@ -12,10 +12,10 @@ import pytest
 import torch
 import yaml
 from comparing import frozen, json_rows
-from forker import Forked, forker
+from forker import Forked
+from ranks import ROOT, fork, tool
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 
 # A run with every kind of state.
 CONFIG = {
@@ -49,8 +49,7 @@ def arguments(folder: Path, config: dict, **loader) -> list[str]:
 
 def start(argv: list[str], log: Path) -> Forked:
     """Start a run."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
-    return forker.start([ROOT / "tools/train_net.py", *argv], HERE, environment, log=log)
+    return fork(tool(*argv), HERE, log=log)
 
 
 def result(folder: Path) -> dict[str, Any]:

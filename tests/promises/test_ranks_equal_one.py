@@ -5,7 +5,7 @@ The rest of what several ranks promise is in ``tests/distributed``.
 
 import pytest
 import torch
-from ranks import SYNTHETIC, finish, fork, rows, tool
+from ranks import SYNTHETIC, complete, rows, tool
 
 OPTIONS = ("MODEL.DEVICE", "cpu", "SOLVER.MAX_ITER", 12, "LOG.PERIOD", 1, "LOG.WRITERS", '["JSONWriter"]', "SEED", 1)
 
@@ -13,8 +13,7 @@ OPTIONS = ("MODEL.DEVICE", "cpu", "SOLVER.MAX_ITER", 12, "LOG.PERIOD", 1, "LOG.W
 def test_two_ranks_equal_one(tmp_path):
     for ranks in (1, 2):
         command = tool("--config-file", SYNTHETIC, "--num-gpus", ranks, *OPTIONS, "OUTPUT_DIR", f"{ranks}")
-        code, output = finish(fork(command, tmp_path))
-        assert code == 0, output
+        complete(command, tmp_path)
     one, two = ([row["total_loss"] for row in rows(tmp_path / n) if "total_loss" in row] for n in "12")
     assert two == pytest.approx(one, rel=1e-4)
     one, two = (torch.load(tmp_path / n / "model_final.pth", weights_only=True)["model"] for n in "12")

@@ -1,11 +1,10 @@
 """Wrong command lines: each is refused with exit code 2 and one message, and nothing changes on disk."""
 
-import os
+import sys
 from pathlib import Path
 
 import pytest
-from forker import forker
-from ranks import HOOKLINE, ROOT
+from ranks import HOOKLINE, ROOT, finish, fork
 from refusing import TRAIN, assert_refused
 from run_tools import run_command, run_tool
 
@@ -117,9 +116,6 @@ def test_a_wrong_command_line_of_a_script_is_refused(words, says, folder, monkey
 
 @pytest.mark.parametrize("words", [f"{TRAIN} MODEL.NAME MPL", f"{TRAIN} --num-gpus 2 MODEL.NAME wrong_parts:Multi"])
 def test_processes_of_their_own_refuse_it_too(words, folder):
-    def run():
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
-        process = forker.start([HOOKLINE, *words.split()], folder, environment, apart=True)
-        return process.wait(120), *process.communicate()
-
-    assert_refused(folder, "MODEL.", run)
+    command = [sys.executable, HOOKLINE, *words.split()]
+    path = str(Path(__file__).parent)
+    assert_refused(folder, "MODEL.", lambda: finish(fork(command, folder, apart=True, PYTHONPATH=path)))

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from ranks import ROOT, finish, fork, rows
+from ranks import ROOT, complete, rows
 from small_runs import assert_equal_models
 
 pytest.importorskip("omegaconf")
@@ -51,7 +51,6 @@ def test_the_saved_config_repeats_the_run(train, tmp_path):
 @pytest.mark.slow
 def test_several_ranks_train(tmp_path):
     words = ("--config-file", CONFIG, "--num-gpus", 2, *SHORT, "train.output_dir=run")
-    code, output = finish(fork([sys.executable, ROOT / "tools/lazyconfig_train_net.py", *words], tmp_path))
-    assert code == 0, output
+    complete([sys.executable, ROOT / "tools/lazyconfig_train_net.py", *words], tmp_path)
     assert [row["iteration"] for row in rows(tmp_path / "run")] == [4, 9, 14, 19, 20]
     assert len(list((tmp_path / "run").glob("events.*"))) == 1
