@@ -31,6 +31,8 @@ def make_folder(folder):
     (folder / "bad.py").write_text("from hookline.config import LazyCall as L\nmodel = L(dict)(x=1)\n")
     torch.save({"something": torch.ones(3)}, folder / "other.pth")
     make_run(folder / "sweep/a", config={})
+    make_run(folder / "wrong_config")
+    (folder / "wrong_config/config.yaml").write_text("SEED: [1\n")
     with contextlib.chdir(folder), unchanged_logging():
         assert main([*TRAIN.split(), "OUTPUT_DIR", "done", "SEED", "1"]) == 0
 

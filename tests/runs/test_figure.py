@@ -83,21 +83,6 @@ def test_only_an_earlier_plot_is_replaced(tmp_path, name):
         assert path.read_text() == "mine"
 
 
-def test_wrong_names_leave_the_files_of_the_folder_alone(tmp_path):
-    pytest.importorskip("matplotlib")
-    path = make_run(tmp_path / "one")
-    (tmp_path / "one/curves.png").write_text("mine")
-    runs = read_runs([path])
-    for arguments, names in (
-        ({"metrics": ["los"]}, "'los'"),
-        ({"out": str(tmp_path / "x.txt")}, "x.txt"),
-        ({"out": str(tmp_path / "nowhere/x.png")}, "nowhere/x.png"),
-    ):
-        with pytest.raises(ConfigError, match=names):
-            write_curves(runs, **arguments)
-    assert (tmp_path / "one/curves.png").read_text() == "mine"
-
-
 def test_without_matplotlib_an_error_says_what_to_install(tmp_path, monkeypatch):
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -49,26 +49,6 @@ def test_a_corrupt_line_is_named(tmp_path, line):
         read_runs([path])
 
 
-def test_paths_without_a_run_and_corrupt_configs_are_named(tmp_path, monkeypatch):
-    for name in ("digits", "broken"):
-        make_run(tmp_path / name)
-    (tmp_path / "broken/config.yaml").write_text("SEED: [1\n")
-    for name in ("empty", "started"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "started/config.yaml").write_text("SEED: 1")
-    (tmp_path / "notes.txt").write_text("")
-    monkeypatch.chdir(tmp_path)
-    for paths, names in (
-        (["digit"], "'digits'"),
-        (["broken"], "broken/config.yaml"),
-        (["empty"], "empty: .*metrics.json"),
-        (["started"], "started: .*LOG.PERIOD"),
-        (["notes.txt"], "notes.txt: "),
-    ):
-        with pytest.raises(ConfigError, match=names):
-            read_runs(paths)
-
-
 def test_a_pipe_is_refused_and_control_characters_of_files_do_not_reach_the_terminal(tmp_path):
     rows, evil = [{"iteration": 0, "loss": 1.0, "a/\x1b[31m": 2.0}], {"\x1b[2J": "\x1b]0;"}
     runs = read_runs([make_run(tmp_path / name, rows, {**evil, "A": name}) for name in ("one", "\x1b[32m")])
