@@ -96,10 +96,10 @@ def test_a_missed_expectation_exits_with_1(train, expected, code):
     assert train(*options(*results, "MODEL.WEIGHTS", "run/model_final.pth"), "--eval-only")[0] == code
 
 
-def test_a_misspelt_expectation_is_found_before_the_evaluation(tool):
-    assert tool(*QUICK, "SOLVER.MAX_ITER", 5)[0] == 0
+def test_a_misspelt_expectation_is_found_before_the_evaluation(train):
+    assert train(*options())[0] == 0
     results = ("TEST.EXPECTED_RESULTS", '[["synthetic", "acuracy", 0.5, 0.5]]')
-    code, out, err = tool(*QUICK, *results, "MODEL.WEIGHTS", "run/model_final.pth", "--eval-only")
+    code, out, err = train(*options(*results, "MODEL.WEIGHTS", "run/model_final.pth"), "--eval-only")
     assert (code, "Results:" in out) == (2, False)
     assert "there is no metric 'synthetic/acuracy'" in err
 
