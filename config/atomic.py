@@ -22,7 +22,7 @@ from .errors import ConfigError, printable
 logger = logging.getLogger(__name__)
 
 _TEMPORARY, _DISPLACED = ".hookline-tmp-", ".hookline-old-"
-_NAME = re.compile(r"\.hookline-(?:tmp|old)-([0-9a-f]{8})-[0-9a-f]{8}-(.+)", re.DOTALL)
+_NAME = re.compile(r"\.hookline-(tmp|old)-([0-9a-f]{8})-[0-9a-f]{8}-(.+)", re.DOTALL)
 _PROCESS = secrets.token_hex(4)
 
 
@@ -110,39 +110,26 @@ def check_no_link(path: str) -> None:
         )
 
 
-def _leftovers(folder: str, prefix: str) -> Iterator[tuple[str, str]]:
-    """Yield what other processes left with a reserved prefix: (path, target name)."""
-    with suppress(OSError):
-        for name in sorted(os.listdir(folder)):
-            match = _NAME.fullmatch(name) if name.startswith(prefix) else None
-            if match and match[1] != _PROCESS:
-                yield os.path.join(folder, name), match[2]
+def mend(folder: str) -> list[str]:
+    """Undo what killed processes have left half done in a folder, where no other process may write.
 
-
-def remove_leftovers(folder: str) -> list[str]:
-    """Remove the temporary files and folders that killed processes left in a folder; no other process may write there.
+    A checkpoint that was being replaced (see :func:`displaced`) is put back; temporary files and folders are removed.
 
     Returns:
-        The target names of the files.
+        The names of the restored checkpoints.
     """
-    removed = []
-    for path, name in _leftovers(folder, _TEMPORARY):
-        with suppress(OSError):
-            remove_path(path)
-            removed.append(name)
-    return removed
-
-
-def put_back(folder: str) -> list[str]:
-    """Undo the replacement of a checkpoint (see :func:`displaced`) that a kill interrupted. Returns restored names."""
     back = []
-    for path, name in _leftovers(folder, _DISPLACED):
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        match = _NAME.fullmatch(name)
+        if match is None or match[2] == _PROCESS:
+            continue
+        path, target = os.path.join(folder, name), os.path.join(folder, match[3])
         with suppress(OSError):
-            if os.path.lexists(os.path.join(folder, name)):
+            if match[1] == "tmp" or os.path.lexists(target):
                 remove_path(path)
             else:
-                os.rename(path, os.path.join(folder, name))
-                back.append(name)
+                os.rename(path, target)
+                back.append(match[3])
     return back
 
 
@@ -163,7 +150,7 @@ def is_checkpoint_folder(path: str) -> bool:
 def displaced(path: str) -> Iterator[None]:
     """Move a checkpoint away within the block, since a rename cannot replace a folder.
 
-    The old content is removed if the block succeeds, and restored if it fails. :func:`put_back` restores it after a
+    The old content is removed if the block succeeds, and restored if it fails. :func:`mend` restores it after a
     kill. A folder that is not a whole checkpoint, which may be a user's, is renamed to ``<path>.old``, and stays.
     """
     if os.path.isdir(path) and not os.path.islink(path) and not is_checkpoint_folder(path):

@@ -6,7 +6,7 @@ import re
 import socket
 from contextlib import suppress
 
-from .atomic import check_no_link, check_regular, put_back, remove_leftovers, sync_directory
+from .atomic import check_no_link, check_regular, mend, sync_directory
 from .errors import ConfigError
 
 try:
@@ -45,17 +45,6 @@ def has_run(path: str) -> bool:
     return False
 
 
-def check_records(path: str) -> None:
-    """Check that the records in a run's folder can be used: somebody else may have made the folder.
-
-    Raises:
-        ConfigError: one of them is a link, or not a file.
-    """
-    for name in ("", "moving"):
-        check_no_link(os.path.join(path, RECORDS, name).rstrip(os.sep))
-    check_regular(os.path.join(path, RECORDS, "lock"))
-
-
 def move_run(path: str) -> str:
     """Move the files of an earlier run to ``previous_001`` (002, ...): into ``moving``, which is then renamed.
 
@@ -88,22 +77,17 @@ def move_run(path: str) -> str:
     return target
 
 
-def recover(path: str) -> list[str]:
+def recover(path: str) -> None:
     """Undo what a killed process has left: a move of an earlier run, a replacement of a checkpoint, temporary files.
 
     Args:
         path: the folder. No other process may write there: see :func:`recover_if_idle`.
 
-    Returns:
-        The names of the restored files and folders.
-
     Raises:
         ConfigError: a file cannot be moved back, since another one has its name.
     """
-    back = put_back(path)
-    for folder in (path, os.path.join(path, RECORDS)):
-        if os.path.isdir(folder):
-            remove_leftovers(folder)
+    mend(path)
+    mend(os.path.join(path, RECORDS))
     moving = os.path.join(path, RECORDS, "moving")
     for name in os.listdir(moving) if os.path.isdir(moving) else ():
         new = os.path.join(path, name)
@@ -114,26 +98,24 @@ def recover(path: str) -> list[str]:
             )
         if is_run_file(name):
             os.rename(os.path.join(moving, name), new)
-            back.append(name)
     with suppress(OSError):  # there is none, or it has files of somebody else
         os.rmdir(moving)
-    return back
 
 
-def recover_if_idle(path: str) -> list[str]:
-    """Call :func:`recover` while no run has locked the folder.
+def recover_if_idle(path: str) -> None:
+    """Call :func:`recover` while no run of another process has locked the folder.
 
     Raises:
         ConfigError: a run trains there.
     """
     if not os.path.lexists(os.path.join(path, RECORDS)):  # no run has been there
-        return []
-    lock = FolderLock(path)
-    if lock.is_of_this_process:
+        return
+    if path in _held:
         return recover(path)
+    lock = FolderLock(path)
     lock.acquire()
     try:
-        return recover(path)
+        recover(path)
     finally:
         lock.release()
 
@@ -147,33 +129,30 @@ class FolderLock:
 
     def __init__(self, path: str) -> None:
         self._folder = path
-        self._path = os.path.join(path, RECORDS, "lock")
         self._descriptor = -1
 
     @property
     def is_held(self) -> bool:
         return self._descriptor >= 0
 
-    @property
-    def is_of_this_process(self) -> bool:
-        """Whether this process holds the lock of the folder, by any object."""
-        return any(lock._path == self._path for lock in _held)
-
     def acquire(self) -> None:
         """Lock the folder for this process. Another lock of this process, whose run has not ended it, is released.
 
         Raises:
-            ConfigError: another process holds the lock.
+            ConfigError: another process holds the lock; or somebody else has put a link or a folder in its place.
             OSError: the file cannot be opened or written.
         """
         if self.is_held:
             return
-        for other in list(_held):
-            if other._path == self._path:
-                other.release()
-        check_records(self._folder)
-        os.makedirs(os.path.dirname(self._path), exist_ok=True)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        if other := _held.get(self._folder):
+            other.release()
+        records = os.path.join(self._folder, RECORDS)
+        path = os.path.join(records, "lock")
+        check_no_link(records)
+        check_no_link(os.path.join(records, "moving"))
+        check_regular(path)
+        os.makedirs(records, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         try:
             if fcntl is not None:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,10 +163,9 @@ class FolderLock:
                 f"OUTPUT_DIR: {self._folder} is in use by {holder}; wait for it to end, or choose another OUTPUT_DIR"
             ) from None
         except OSError as error:
-            message = "%s cannot be locked (%s): start no second run in its folder"
-            logger.warning(message, self._path, error.strerror)
+            logger.warning("%s cannot be locked (%s): start no second run in its folder", path, error.strerror)
         self._descriptor = descriptor
-        _held.add(self)
+        _held[self._folder] = self
         with suppress(OSError):  # only for messages
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
@@ -200,14 +178,15 @@ class FolderLock:
                     os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = -1
-            _held.discard(self)
+            del _held[self._folder]
 
 
-_held = set[FolderLock]()
+_held: dict[str, FolderLock] = {}
+"""The locks of this process, by folder."""
 
 
 def _forget_locks() -> None:
-    for lock in list(_held):
+    for lock in list(_held.values()):
         lock.release(forked=True)
 
 

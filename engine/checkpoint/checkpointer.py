@@ -20,7 +20,7 @@ from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
 from iopath.common.file_io import g_pathmgr
 from torch import nn
 
-from ...config.atomic import OnError, check_on_error, remove_leftovers
+from ...config.atomic import OnError, check_on_error, mend
 from ...config.errors import as_config_error
 from ...hooks.common import optimizer_in_eval_mode, plain_name, unwrap_model
 from .. import comm
@@ -147,7 +147,7 @@ class Checkpointer(FvcoreCheckpointer):
     def _make_folder(self) -> None:
         if "://" not in self.save_dir:  # not again later: a disk may be unmounted
             os.makedirs(self.save_dir, exist_ok=True)
-            remove_leftovers(self.save_dir)
+            mend(self.save_dir)
         self._has_folder = True
 
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:

@@ -8,8 +8,7 @@ from hookline.config.atomic import (
     WriteError,
     check_regular,
     displaced,
-    put_back,
-    remove_leftovers,
+    mend,
     replace_file,
     replace_text,
 )
@@ -64,10 +63,9 @@ def test_only_leftovers_of_killed_processes_are_removed(path):
     for name in mine:
         (folder / name).touch()
     (folder / "photos.old.2019").mkdir()
-    assert remove_leftovers(str(folder)) == ["model.pth"]
-    assert put_back(str(folder)) == []
+    assert mend(str(folder)) == []
     assert sorted(os.listdir(folder)) == sorted([*mine, "photos.old.2019"])
-    assert remove_leftovers(str(folder / "nowhere")) == []
+    assert mend(str(folder / "nowhere")) == []
 
 
 def test_links_hard_links_and_special_files_are_not_written_to(tmp_path):
@@ -106,7 +104,7 @@ def test_a_process_killed_while_replacing_a_folder_leaves_the_old_or_the_new_one
     make_folder(tmp_path / "run", "old")
     make_folder(tmp_path / "new", "new")
     killed(replace)
-    assert put_back(str(tmp_path)) == ([] if arrived else ["run"])
+    assert mend(str(tmp_path)) == ([] if arrived else ["run"])
     assert (tmp_path / "run/content").read_text() == ("new" if arrived else "old")
     assert not list(tmp_path.glob(".hookline-*"))
 
