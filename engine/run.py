@@ -9,41 +9,31 @@ folder; when a process is killed, its lock goes with it. :class:`DefaultTrainer`
 
 import logging
 import os
-import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from logging.handlers import MemoryHandler
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
-
-import hookline
 
 from ..config import CfgNode, ConfigError
 from ..config.atomic import check_regular, replace_text, shown_path
 from ..config.run_folder import RECORDS, FolderLock, move_run, recover, recover_if_idle
-from ..config.yaml_files import find_config
 from ..hooks.common import preserve_rng
 from ..hooks.writers.files import back_up
 from . import comm
 from .checkpoint.find_checkpoint import named_checkpoint
 from .evaluation.build import check_metrics
 from .launch import check_alone, check_restarts
-from .setup.check import (
-    check_command,
-    check_components,
-    check_config,
-    check_same_config,
-    check_values,
-    compare_timeouts,
-    option,
-    shorten,
-)
+from .setup.check import check_command, check_components, check_config, check_same_config, check_values, option, shorten
 from .setup.lazy_run import folder_of, lazy_run
-from .setup.logger import LOGGERS, hold_logs, open_logs, set_console_level, setup_logger
-from .setup.report import describe_config, describe_environment
+from .setup.logger import open_logs, prepare_logs, setup_logger
+from .setup.report import log_setup
 from .setup.seeds import choose_seed, seed_all_rng, set_seed
 
 logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 RunKind = Literal["train", "inference", "dry", "trial"]
 """
@@ -213,26 +203,14 @@ class Run:
             lines = {f"config.yaml, line {number}": line for number, line in enumerate(self._text.splitlines(), 1)}
             check_same_config(cfg, {"--resume": self._resume, **options, **lines})
         if self.kind != "trial":
-            self._writes = comm.on_main_process(self._check_folder)
+            self._writes = self._on_main_process(self._check_folder)
         if self.kind != "dry" or self._resume:
             self.drew_seed = cfg.SEED < 0 and self._resume is None
             choose_seed(cfg, self._resume or False)
         self._text = self._text or cfg.dump(sort_keys=False)
-        for name in LOGGERS:
-            setup_logger(distributed_rank=rank, name=name)
-        if rank == 0:
-            set_console_level(cfg.LOG.LEVEL)
-        if self._writes:
-            self._held = hold_logs(self.path)
+        self._held = prepare_logs(rank, cfg.LOG.LEVEL, self.path if self._writes else "")
         if self.kind != "dry":
-            logger.info("hookline %s, %s", hookline.__version__, describe_environment())
-            logger.debug("Command line: %s", " ".join(sys.argv))
-            if config_file := getattr(self.args, "config_file", ""):
-                logger.info("Config file: %s", find_config(config_file))
-            if comm.get_world_size() > 1:
-                compare_timeouts(cfg)
-            if comm.is_main_process():
-                logger.debug("Config, where it differs from the defaults:\n%s", describe_config(cfg))
+            log_setup(cfg, getattr(self.args, "config_file", ""))
         seed_all_rng(max(cfg.SEED, 0) + rank)
         # An evaluation runs each shape once or twice: benchmarking algorithms would cost more than it gains.
         torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and self.kind != "inference"
@@ -253,10 +231,7 @@ class Run:
                 logger.warning("%s. The evaluation writes no log", error)
                 return False
         if self.kind == "train" or os.path.lexists(os.path.join(self.path, RECORDS, "moving")):
-            try:
-                recover_if_idle(self.path)
-            except OSError as error:
-                raise self._not_writable(error) from error
+            recover_if_idle(self.path)
         check_regular(os.path.join(self.path, "log.txt"))
         for rank in range(1, comm.get_world_size()):
             check_regular(os.path.join(self.path, f"log.txt.rank{rank}"))
@@ -265,15 +240,8 @@ class Run:
 
     def create_folder(self) -> None:
         """Create OUTPUT_DIR if the run will write to it: programs open files in it before they train."""
-
-        def create() -> None:
-            try:
-                os.makedirs(self.path, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(f"OUTPUT_DIR: cannot create {self.path}: {error.strerror}") from error
-
         if self._writes:
-            comm.on_main_process(create)
+            self._on_main_process(partial(os.makedirs, self.path, exist_ok=True))
 
     def use_seed(self, seed: int) -> None:
         """Write the seed of the resumed run into ``config.yaml``, in place of the one that was drawn."""
@@ -299,7 +267,11 @@ class Run:
             self._resume = resume
         if self.kind == "train" and (not self._resume or isinstance(self._resume, str)):
             check_restarts()
-        comm.on_main_process(self._begin_on_main_process)
+        try:
+            self._on_main_process(self._take_folder)
+        except BaseException:
+            self._lock.release()
+            raise
         if not comm.is_main_process():
             open_logs(self.path, comm.get_rank(), self._held)
         self._held, self.begun = None, True
@@ -310,21 +282,10 @@ class Run:
             self._last_checkpoint = self._read("last_checkpoint")
             self._lock.release()
 
-    def _begin_on_main_process(self) -> None:
-        try:
-            if self.kind == "inference":
-                open_logs(self.path, 0, self._held)
-            else:
-                self._lock.acquire()
-                try:
-                    self._take_folder()
-                except BaseException:
-                    self._lock.release()
-                    raise
-        except OSError as error:
-            raise self._not_writable(error) from error
-
     def _take_folder(self) -> None:
+        if self.kind == "inference":
+            return open_logs(self.path, 0, self._held)
+        self._lock.acquire()
         here, last = bool(self._resume), ""
         if isinstance(self._resume, str) and not self.begun:
             folder, last = os.path.split(os.path.realpath(named_checkpoint(self._resume, self.path)))
@@ -363,8 +324,17 @@ class Run:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read()
 
-    def _not_writable(self, error: OSError) -> ConfigError:
-        return ConfigError(f"OUTPUT_DIR: cannot write to {self.path}: {error.strerror or error}")
+    def _on_main_process(self, use: Callable[[], _Result]) -> _Result:
+        """Use the folder on the main process. Errors of the system name it, on all ranks."""
+
+        def use_folder() -> _Result:
+            try:
+                return use()
+            except OSError as error:
+                message = f"OUTPUT_DIR: cannot write to {self.path}: {error.strerror or error}"
+                raise ConfigError(message) from error
+
+        return comm.on_main_process(use_folder)
 
 
 def _check_writable(path: str) -> None:

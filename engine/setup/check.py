@@ -238,15 +238,6 @@ def check_same_config(cfg: CfgNode, options: Mapping[str, object]) -> None:
             )
 
 
-def compare_timeouts(cfg: CfgNode) -> None:
-    """Warn if the ranks were launched with another timeout than the config's."""
-    wanted, actual = Duration.parse_time(cfg.PARALLEL.TIMEOUT).seconds, comm.timeout().total_seconds()
-    if wanted != actual:
-        logger.warning(
-            "PARALLEL.TIMEOUT is %g s, but the ranks were launched with %g s: pass timeout= to launch()", wanted, actual
-        )
-
-
 # ---------------------------------------------------------------------- FAST_DEV_RUN
 
 

@@ -120,28 +120,37 @@ def setup_logger(
     return logger
 
 
-def set_console_level(level: str) -> None:
-    """Set the lowest level of hookline's messages on the console, such as "WARNING". Files keep all messages."""
-    for name in LOGGERS:
-        for handler in logging.getLogger(name).handlers:
-            if isinstance(handler, _Console):
-                handler.setLevel(level)
-
-
 _folder = ""  # of the run that opened its log last
 
 
-def hold_logs(folder: str) -> MemoryHandler:
-    """Keep the messages of hookline's loggers in memory, for :func:`open_logs`, and close the log of the run before."""
-    held = _Held(os.path.abspath(folder))
-    _close(_folder, held.folder)
+def prepare_logs(rank: int, level: str, folder: str) -> MemoryHandler | None:
+    """Send the messages of hookline's loggers to the console, and keep them in memory for :func:`open_logs`.
+
+    Closes the log of the run before.
+
+    Args:
+        rank: the rank of this process.
+        level: the lowest level that rank 0's console shows, such as "WARNING". Files keep all messages.
+        folder: the run's folder. Empty: it gets no log, and nothing is kept.
+
+    Returns:
+        What keeps the messages.
+    """
+    held = _Held(os.path.abspath(folder)) if folder else None
+    if held is not None:
+        _close(_folder, held.folder)
     for name in LOGGERS:
-        logging.getLogger(name).addHandler(held)
+        logger = setup_logger(distributed_rank=rank, name=name)
+        for handler in logger.handlers if rank == 0 else ():
+            if isinstance(handler, _Console):
+                handler.setLevel(level)
+        if held is not None:
+            logger.addHandler(held)
     return held
 
 
 def open_logs(folder: str, rank: int, held: MemoryHandler | None = None) -> None:
-    """Open a run's log files, and write the messages kept by :func:`hold_logs`. Close those of the run before."""
+    """Open a run's log files, and write the messages kept by :func:`prepare_logs`. Close those of the run before."""
     global _folder
     before, _folder = _folder, os.path.abspath(folder)
     if before != _folder:

@@ -11,9 +11,12 @@ from typing import Any, Protocol
 
 import torch
 
-from ...config import CfgNode, ConfigError, get_cfg, name_of
+import hookline
+
+from ...config import CfgNode, ConfigError, Duration, get_cfg, name_of
 from ...config.atomic import shown_path
 from ...config.values import MISSING
+from ...config.yaml_files import find_config
 from ...hooks.base import EVENTS
 from ...hooks.builtin.interruption import is_session
 from ...hooks.common import length_of, unwrap_model
@@ -53,6 +56,21 @@ def describe_config(cfg: CfgNode) -> str:
     """Return the keys that differ from the defaults, one per line."""
     lines = [f"  {key} = {value!r}" for key, (_, value) in cfg.diff(get_cfg()).items() if value is not MISSING]
     return "\n".join(lines) or "  nowhere"
+
+
+def log_setup(cfg: CfgNode, config_file: str) -> None:
+    """Log versions, the command line, and what differs from the defaults."""
+    logger.info("hookline %s, %s", hookline.__version__, describe_environment())
+    logger.debug("Command line: %s", " ".join(sys.argv))
+    if config_file:
+        logger.info("Config file: %s", find_config(config_file))
+    if comm.get_world_size() > 1:
+        wanted, actual = Duration.parse_time(cfg.PARALLEL.TIMEOUT).seconds, comm.timeout().total_seconds()
+        if wanted != actual:
+            message = "PARALLEL.TIMEOUT is %g s, but the ranks were launched with %g s: pass timeout= to launch()"
+            logger.warning(message, wanted, actual)
+    if comm.is_main_process():
+        logger.debug("Config, where it differs from the defaults:\n%s", describe_config(cfg))
 
 
 def _data(trainer: DescribedTrainer) -> str:
