@@ -44,9 +44,6 @@ class _Loader(yaml.SafeLoader):
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     yaml_implicit_resolvers = dict(_RESOLVERS)
 
-    def ignore_aliases(self, data: object) -> bool:
-        return True
-
 
 _Loader.add_constructor(_LITERAL_TAG, lambda _, node: literal(node.value))
 _Dumper.add_representer(ObjectName, lambda dumper, name: dumper.represent_str(str(name)))

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hookline
 from hookline.config import ConfigError, get_cfg
-from hookline.engine import DefaultTrainer, Trainer, default_setup
+from hookline.engine import DefaultTrainer, Trainer
 from hookline.hooks import CallbackHook, EarlyStopping, HookBase
 
 
@@ -313,7 +313,7 @@ def test_the_config_shows_objects_and_cannot_repeat_the_run(make, tmp_path):
     cfg = get_cfg()
     cfg.merge_from_file(path)
     with pytest.raises(ConfigError, match=r"^MODEL.NAME: <object"):
-        default_setup(cfg)
+        DefaultTrainer(cfg)
 
 
 def test_weights_that_a_script_loads_itself_are_named_in_the_log(make, tmp_path, log):
