@@ -1,12 +1,11 @@
 """From the options of a command line to the config of a run."""
 
 import argparse
-import os
 
 from ...config import CfgNode, ConfigError, get_cfg, locate
 from ...config.components import errors_at
 from ..defaults import DefaultTrainer
-from ..evaluation.build import EVALUATOR_KEY, check_metrics
+from ..evaluation.build import EVALUATOR_KEY
 from ..setup.check import overridden_builders
 
 
@@ -72,13 +71,3 @@ def check_options(args: argparse.Namespace, cfg: CfgNode, trainer: type[DefaultT
             raise ConfigError(
                 f"MODEL.WEIGHTS: is not set; give the weights to {task}: a file, or --resume for the last"
             )
-        if args.resume is True and not _has_checkpoints(cfg.OUTPUT_DIR):
-            raise ConfigError(f"OUTPUT_DIR: there is no checkpoint in {cfg.OUTPUT_DIR} to {task}")
-    if evaluates and look != "predict":
-        check_metrics(cfg)
-
-
-def _has_checkpoints(folder: str) -> bool:
-    """Whether a run's folder has files that may be checkpoints."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    return any(name == "last_checkpoint" or name.endswith(".pth") for name in names)

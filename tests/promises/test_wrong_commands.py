@@ -42,7 +42,7 @@ COMMANDS = [
     (f"{TRAIN} --resume OUTPUT_DIR done SOLVER.OPTIMIZER.NAME Adam", "holds the state of SGD; to resume, change it ba"),
     (f"{TRAIN} --resume OUTPUT_DIR done MODEL.ARGS.hidden [5]", "do not fit"),
     ("eval --config-file base.yaml", "MODEL.WEIGHTS: is not set; give the weights to evaluate: a file, or --resume"),
-    ("eval --config-file base.yaml --resume", "OUTPUT_DIR: there is no checkpoint in run to evaluate"),
+    ("eval --config-file base.yaml --resume", "OUTPUT_DIR: there is no complete checkpoint in run; copies of"),
     ("eval --config-file base.yaml --resume OUTPUT_DIR done MODEL.ARGS.hidden [5]", "another model"),
     ("eval --config-file base.yaml DATASETS.TEST []", "DATASETS.TEST: is empty, so there is nothing to evaluate"),
     ("predict --config-file base.yaml DATASETS.TEST []", "DATASETS.TEST: is empty, so there is nothing to predict"),
