@@ -38,11 +38,9 @@ class TrainResult:
     def of(cls, stop: "StopRequest | None", iteration: int, storage: EventStorage) -> Self:
         """Return the result of a run that was stopped, or completed if ``stop`` is None."""
         metrics = {name: value for name, (value, _) in storage.latest().items()}
-        return (
-            cls("completed", iteration, metrics)
-            if stop is None
-            else cls(stop.reason, iteration, metrics, stop.exit_code)
-        )
+        if stop is None:
+            return cls("completed", iteration, metrics)
+        return cls(stop.reason, iteration, metrics, stop.exit_code)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,9 @@ def load_weights(
         weights_from=cfg.MODEL.WEIGHTS_FROM,
     )
     if resume and not checkpointer.resumed_from:
-        raise ConfigError(f"OUTPUT_DIR: there is no complete checkpoint in {cfg.OUTPUT_DIR}; copies of the best do not count")
+        raise ConfigError(
+            f"OUTPUT_DIR: there is no complete checkpoint in {cfg.OUTPUT_DIR}; copies of the best do not count"
+        )
     report = getattr(checkpointer, "load_report", None)  # fvcore's only logs them
     if report is not None and (report.missing_keys or report.incorrect_shapes):
         what = f"MODEL.WEIGHTS: {checkpointer.loaded_from} is of another model than {cfg.MODEL.NAME} with MODEL.ARGS"
