@@ -1,7 +1,6 @@
 import gc
 import os
 import statistics
-import sys
 import weakref
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,8 @@ import pytest
 import torch
 from metric_runs import at
 from ranks import rows
-from small_runs import Collect
+from small_runs import Collect, mlp_config, trainer_of
+from starts import arguments
 from torch.utils.data import Dataset
 
 from hookline.config import ConfigError, get_cfg
@@ -32,36 +32,22 @@ class noisy_points(Dataset):
         return torch.full((8,), float(index % 4)) + torch.randn(8) + float(np.random.rand()), index % 4
 
 
-@pytest.fixture(autouse=True)
-def session(monkeypatch):
-    """Let train() return after a signal, as in a notebook."""
-    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-
-
 @pytest.fixture
 def make(tmp_path):
     """Make a trainer of 30 iterations, 10 an epoch."""
+    given = [
+        *("MODEL.DEVICE", "cpu", "MODEL.ARGS", {"hidden": [8], "dropout": 0.5}),
+        *("DATASETS.TRAIN", [{"NAME": "synthetic", "ARGS": {"size": 77}}], "DATALOADER.BATCH_SIZE", 8),
+        *("DATASETS.TEST", [{"NAME": "synthetic", "ARGS": {"size": 40, "seed": 1}}], "SOLVER.MAX_ITER", 30),
+        *("SOLVER.BASE_LR", 0.1, "SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR", "SOLVER.WARMUP_ITERS", 5),
+        *("SOLVER.CHECKPOINT_PERIOD", 7, "TEST.EVAL_PERIOD", "1ep", "TEST.METRICS", ["Accuracy", "Loss"]),
+        *("CHECKPOINT.BEST.METRIC", "synthetic/accuracy", "LOG.WRITERS", ["JSONWriter"], "LOG.PERIOD", 1, "SEED", 1),
+    ]
 
     def make(*overrides, folder="run", resume=False):
-        cfg = get_cfg()
-        cfg.merge_from_list(
-            [
-                *("MODEL.NAME", "MLP", "MODEL.DEVICE", "cpu", "MODEL.LOSS.NAME", "CrossEntropyLoss"),
-                *("MODEL.ARGS", {"in_features": 8, "num_classes": 4, "hidden": [8], "dropout": 0.5}),
-                *("DATASETS.TRAIN", [{"NAME": "synthetic", "ARGS": {"size": 77}}]),
-                *("DATASETS.TEST", [{"NAME": "synthetic", "ARGS": {"size": 40, "seed": 1}}]),
-                *("DATALOADER.BATCH_SIZE", 8, "SOLVER.MAX_ITER", 30, "SOLVER.BASE_LR", 0.1),
-                *("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR", "SOLVER.WARMUP_ITERS", 5),
-                *("SOLVER.CHECKPOINT_PERIOD", 7, "TEST.EVAL_PERIOD", "1ep", "TEST.METRICS", ["Accuracy", "Loss"]),
-                *("CHECKPOINT.BEST.METRIC", "synthetic/accuracy", "LOG.WRITERS", ["JSONWriter"], "LOG.PERIOD", 1),
-                *("OUTPUT_DIR", str(tmp_path / folder), "SEED", 1),
-                *overrides,
-            ]
-        )
-        default_setup(cfg, type("Args", (), {"resume": resume, "eval_only": False}))
-        trainer = DefaultTrainer(cfg)
-        trainer.resume_or_load(resume=resume)
-        return trainer
+        cfg = mlp_config(tmp_path / folder, *given, *overrides)
+        default_setup(cfg, arguments(resume=resume))
+        return trainer_of(cfg, resume)
 
     return make
 
@@ -190,18 +176,6 @@ def test_a_second_train_after_the_end_does_nothing(make):
     before = rows_of(trainer), str(trainer.model.state_dict()), final.stat().st_mtime_ns
     assert trainer.train() == result
     assert (rows_of(trainer), str(trainer.model.state_dict()), final.stat().st_mtime_ns) == before
-
-
-def test_a_longer_second_train_equals_a_resume_with_that_length(make):
-    make("SOLVER.MAX_ITER", 20, folder="resumed").train()
-    resumed = make("SOLVER.MAX_ITER", 30, folder="resumed", resume=True)
-    resumed.train()
-    trainer = make("SOLVER.MAX_ITER", 20)
-    trainer.train()
-    trainer.max_iter = 30
-    assert trainer.train().iteration == 30
-    assert_same_end(resumed, trainer)
-    assert all(rate > 0 for it, rate in values(trainer, "lr").items() if 20 <= it < 29)
 
 
 def scheduled(name, **args):

@@ -10,18 +10,10 @@ from ranks import rows
 from torch import nn
 
 from hookline.config import get_cfg
-from hookline.engine import (
-    AMPTrainer,
-    DefaultTrainer,
-    HookBase,
-    SimpleTrainer,
-    TrainerBase,
-    comm,
-    hooks,
-)
+from hookline.engine import AMPTrainer, DefaultTrainer, SimpleTrainer, TrainerBase, comm, hooks
 from hookline.engine.checkpoint import DetectionCheckpointer
 from hookline.engine.evaluation import DatasetEvaluator
-from hookline.hooks import EventStorage, get_event_storage
+from hookline.hooks import CallbackHook, EventStorage, get_event_storage
 
 
 class Net(nn.Module):
@@ -289,17 +281,12 @@ def test_a_shape_is_trained_saved_resumed_and_evaluated(make, tmp_path, shape):
 
 
 def test_an_inner_trainers_events_metrics_and_state_are_used(make, tmp_path):
-    class Gradients(HookBase):
-        seen = 0
-
-        def after_backward(self):
-            assert self.trainer.model.fc.weight.grad is not None
-            self.seen += 1
-
-    trainer, hook = make(InnerReplaced), Gradients()
-    trainer.register_hooks([hook])
+    trainer, seen = make(InnerReplaced), []
+    note = CallbackHook(after_backward=lambda trainer: seen.append(trainer.model.fc.weight.grad is not None))
+    trainer.register_hooks([note])
     trainer.train()
-    assert hook.seen == rows(tmp_path)[-2]["batches_read"] == 12
+    assert seen == [True] * 12
+    assert rows(tmp_path)[-2]["batches_read"] == 12
     again = make(InnerReplaced, "SOLVER.MAX_ITER", 9)
     again.resume_or_load(resume=True)
     assert again._trainer.batches_read == 12
@@ -329,31 +316,24 @@ def test_a_failure_in_an_own_loop_leaves_no_final_checkpoint(make, tmp_path):
 
 
 def test_an_own_loop_ends_when_it_should_stop(make, tmp_path):
-    class Stop(HookBase):
-        def __init__(self, exit_code):
-            self.exit_code = exit_code
-
-        def after_step(self):
-            if self.trainer.iter == 1:
-                self.trainer.request_stop("enough", exit_code=self.exit_code)
-
     class Saving(OwnLoop):
         saves_trainer = True
 
-    trainer = make(Saving)
-    trainer.register_hooks([Stop(75)])
-    with pytest.raises(SystemExit) as exit_code:
-        trainer.train()
-    assert exit_code.value.code == 75
+    def stopped(exit_code, resume):
+        trainer = make(Saving)
+        trainer.resume_or_load(resume=resume)
+        stop = CallbackHook(after_step=lambda t: t.request_stop("enough", exit_code=exit_code) if t.iter > 0 else None)
+        trainer.register_hooks([stop])
+        with pytest.raises(SystemExit if exit_code else RuntimeError) as info:
+            trainer.train()
+        return trainer, str(info.value)
+
+    assert stopped(75, resume=False)[1] == "75"
     assert os.listdir(tmp_path).count("model_0000001.pth") == 1
     assert "model_final.pth" not in os.listdir(tmp_path)
-    again = make(Saving)
-    again.resume_or_load(resume=True)
-    assert again.start_iter == 2
-    again.register_hooks([Stop(0)])
-    again._hooks[-1].after_step = lambda: again.request_stop("enough")
-    with pytest.raises(RuntimeError, match="ends the training loop of Saving"):
-        again.train()
+    trainer, message = stopped(0, resume=True)
+    assert trainer.start_iter == 2
+    assert "ends the training loop of Saving" in message
     assert "model_final.pth" in os.listdir(tmp_path)
 
 

@@ -188,8 +188,8 @@ def load(folder, name="model_final"):
 # ---------------------------------------------------------------------- runs of a config
 
 
-def mlp_config(folder):
-    """Return the config of a short run of an MLP, without writers."""
+def mlp_config(folder, *overrides):
+    """Return the config of a short run of an MLP, without writers; overrides are keys and values."""
     cfg = get_cfg()
     cfg.MODEL.NAME, cfg.MODEL.LOSS.NAME = "MLP", "CrossEntropyLoss"
     cfg.merge_from_list(["MODEL.ARGS", {"in_features": 8, "num_classes": 4}])
@@ -197,7 +197,16 @@ def mlp_config(folder):
     cfg.SOLVER.MAX_ITER = 5
     cfg.LOG.WRITERS = []
     cfg.OUTPUT_DIR = str(folder)
+    cfg.merge_from_list(list(overrides))
     return cfg
+
+
+def trainer_of(cfg, resume=False):
+    """Return the trainer of a config, as a new process makes it."""
+    seed_all_rng(cfg.SEED)
+    trainer = DefaultTrainer(cfg)
+    trainer.resume_or_load(resume=resume)
+    return trainer
 
 
 SMALL_IMAGES = {"shape": (1, 4, 4), "size": 40}
@@ -216,10 +225,7 @@ def config_trainer(folder, *overrides, resume=False):
             *("SOLVER.CHECKPOINT_PERIOD", 7, "LOG.WRITERS", [], "SEED", 3, "OUTPUT_DIR", str(folder), *overrides),
         ]
     )
-    seed_all_rng(cfg.SEED)
-    trainer = DefaultTrainer(cfg)
-    trainer.resume_or_load(resume=resume)
-    return trainer
+    return trainer_of(cfg, resume)
 
 
 class Killed(BaseException):
@@ -259,7 +265,4 @@ def compiled_trainer(folder, *overrides, resume=False):
             *("LOG.WRITERS", ["JSONWriter"], "SEED", 0, "OUTPUT_DIR", str(folder), *overrides),
         ]
     )
-    seed_all_rng(0)
-    trainer = DefaultTrainer(cfg)
-    trainer.resume_or_load(resume=resume)
-    return trainer
+    return trainer_of(cfg, resume)

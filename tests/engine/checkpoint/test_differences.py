@@ -1,14 +1,13 @@
 """Changes of the config on a resume, and runs that have ended."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
 import torch
-from small_runs import load, mlp_config
+from ranks import rows
+from small_runs import load, mlp_config, trainer_of
 
 from hookline.config import ConfigError
-from hookline.engine import DefaultTrainer, seed_all_rng
 from hookline.engine.differences import settings
 from hookline.hooks import BestCheckpointer, CallbackHook
 
@@ -20,17 +19,9 @@ TESTED = ("DATASETS.TEST", [{"NAME": "synthetic", "ARGS": {"size": 16}}], "TEST.
 @pytest.fixture
 def make(tmp_path):
     """Trainers of one run: a small MLP on synthetic data."""
-
-    def make(*overrides, resume=False):
-        cfg = mlp_config(tmp_path)
-        cfg.merge_from_list(["MODEL.ARGS.hidden", (4,), "SOLVER.LR_SCHEDULER_NAME", "WarmupConstantLR"])
-        cfg.merge_from_list(["SOLVER.WARMUP_ITERS", 0, "SOLVER.MAX_ITER", 4, "SEED", 0, *overrides])
-        seed_all_rng(0)
-        trainer = DefaultTrainer(cfg)
-        trainer.resume_or_load(resume=resume)
-        return trainer
-
-    return make
+    given = ("MODEL.ARGS.hidden", (4,), "SOLVER.LR_SCHEDULER_NAME", "WarmupConstantLR", "SOLVER.WARMUP_ITERS", 0)
+    given += ("SOLVER.MAX_ITER", 4, "SEED", 0)
+    return lambda *overrides, resume=False: trainer_of(mlp_config(tmp_path, *given, *overrides), resume)
 
 
 def rates(trainer):
@@ -45,17 +36,6 @@ def stop_at(trainer, iteration, exit_code=75):
     stop = CallbackHook(before_step=lambda t: t.request_stop("", exit_code) if t.iter == iteration else None)
     trainer.register_hooks([stop])
     return trainer.train()
-
-
-def rows(folder):
-    """The rows of metrics.json without times."""
-    times = ("time", "data_time", "eta_seconds")
-    lines = (folder / "metrics.json").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key not in times} for line in lines]
-
-
-def iterations(folder):
-    return [row["iteration"] for row in rows(folder)]
 
 
 def content(folder):
@@ -219,11 +199,12 @@ def test_a_continued_run_keeps_the_row_of_its_former_final_evaluation(make, tmp_
     trainer.max_iter = 40
     trainer.train()
     assert [row["iteration"] for row in rows(tmp_path) if "synthetic/accuracy" in row] == [9, 20, 29, 40]
-    assert iterations(tmp_path) == ([9, 19, 20, 29, 39, 40] if period == 20 else list(range(41)))
+    numbers = [row["iteration"] for row in rows(tmp_path)]
+    assert numbers == ([9, 19, 20, 29, 39, 40] if period == 20 else list(range(41)))
     [kept] = [row for row in rows(tmp_path) if row["iteration"] == 20]
     assert final.items() <= kept.items()
     lines = (tmp_path / "metrics.csv").read_text().splitlines()[1:]
-    assert [int(line.split(",")[0]) for line in lines] == iterations(tmp_path)
+    assert [int(line.split(",")[0]) for line in lines] == numbers
 
 
 # ---------------------------------------------------------------------------- runs that have ended

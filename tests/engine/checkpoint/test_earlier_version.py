@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_runs import mlp_config, trainer_of
 
-from hookline.config import get_cfg
-from hookline.engine import DefaultTrainer, seed_all_rng
 from hookline.hooks import CallbackHook
 
 FOLDER = Path(__file__).parents[2] / "data/checkpoints"
@@ -37,22 +36,14 @@ RUNS = {
 
 def make(folder, name, *overrides, resume=True):
     """Return a trainer of one of the runs, as it was when the checkpoints were made."""
-    cfg = get_cfg()
-    cfg.merge_from_list(
-        [
-            *("MODEL.NAME", "MLP", "MODEL.ARGS", {"in_features": 8, "hidden": (4,), "num_classes": 4, "dropout": 0.2}),
-            *("MODEL.LOSS.NAME", "CrossEntropyLoss", "MODEL.DEVICE", "cpu", "DATALOADER.BATCH_SIZE", 16),
-            *("DATASETS.TRAIN", [{"NAME": "synthetic", "ARGS": {"size": 64}}], "TEST.METRICS", ["Accuracy"]),
-            *("DATASETS.TEST", [{"NAME": "synthetic", "ARGS": {"size": 16}}], "SOLVER.OPTIMIZER.NAME", "AdamW"),
-            *("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR", "SOLVER.WARMUP_ITERS", 0, "SOLVER.BASE_LR", 0.01),
-            *("LOG.WRITERS", ["JSONWriter"], "LOG.PERIOD", 2, "SEED", 1, "OUTPUT_DIR", str(folder)),
-            *(*RUNS[name][0], *overrides),
-        ]
-    )
-    seed_all_rng(1)
-    trainer = DefaultTrainer(cfg)
-    trainer.resume_or_load(resume=resume)
-    return trainer
+    given = [
+        *("MODEL.DEVICE", "cpu", "MODEL.ARGS", {"hidden": (4,), "dropout": 0.2}, "DATALOADER.BATCH_SIZE", 16),
+        *("DATASETS.TRAIN", [{"NAME": "synthetic", "ARGS": {"size": 64}}], "TEST.METRICS", ["Accuracy"]),
+        *("DATASETS.TEST", [{"NAME": "synthetic", "ARGS": {"size": 16}}], "SOLVER.OPTIMIZER.NAME", "AdamW"),
+        *("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR", "SOLVER.WARMUP_ITERS", 0, "SOLVER.BASE_LR", 0.01),
+        *("LOG.WRITERS", ["JSONWriter"], "LOG.PERIOD", 2, "SEED", 1),
+    ]
+    return trainer_of(mlp_config(folder, *given, *RUNS[name][0], *overrides), resume)
 
 
 def resumed(folder, name, *overrides):
