@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from hookline.config import ConfigError
 from hookline.config.errors import MismatchError
 from hookline.engine import config_errors_exit, launch
-from hookline.engine.launch import check_alone, check_restarts, launched_by_torchrun
+from hookline.engine.launch import check_restarts
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 SRUN = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"}
@@ -66,9 +66,11 @@ def test_a_process_group_that_is_there_is_used(tmp_path, variables):
         ({"num_gpus_per_machine": 1, "num_machines": 2}, "--dist-url None"),
         ({"num_gpus_per_machine": 2, "dist_url": "file:///tmp/x"}, "--dist-url file:///tmp/x"),
         ({"num_gpus_per_machine": 2, "device": "mps"}, "MODEL.DEVICE: mps"),
+        ({"num_gpus_per_machine": 3, "device": "cpu"}, "--num-gpus 3"),  # under torchrun
     ],
 )
 def test_invalid_arguments_are_refused(arguments, name, variables):
+    variables({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"} if name == "--num-gpus 3" else {})
     with pytest.raises(ConfigError, match=name):
         launch(pytest.fail, **arguments)
 
@@ -108,18 +110,6 @@ def test_a_process_of_another_launcher_does_not_train_alone(values, message, var
             launch(pytest.fail, processes, device="cpu")
 
 
-def test_a_process_of_torchrun_joins_the_others(variables):
-    variables({"WORLD_SIZE": "2"})
-    assert not launched_by_torchrun()
-    variables({**TORCHRUN, "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "0"})
-    assert launched_by_torchrun()
-    with pytest.raises(ConfigError, match="one of 2 processes"):
-        check_alone()
-    with pytest.raises(ConfigError, match="--num-gpus 3"):
-        launch(pytest.fail, 3, device="cpu")
-    check_restarts()
-
-
 @pytest.mark.parametrize("values", [{"TORCHELASTIC_MAX_RESTARTS": "1"}, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}])
 def test_a_run_that_torchrun_may_restart_must_resume(values, variables):
     variables({**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "0", **values})
@@ -127,13 +117,10 @@ def test_a_run_that_torchrun_may_restart_must_resume(values, variables):
     variables({"TORCHELASTIC_RUN_ID": "none"})
     with pytest.raises(ConfigError, match="--resume"):
         check_restarts()
-
-
-def test_ranks_that_are_restarted_need_a_store_of_their_own(variables):
-    variables({**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"})
-    variables({"TORCHELASTIC_RUN_ID": "none"})
-    with pytest.raises(ConfigError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
-        launch(pytest.fail, 1, device="cpu")
+    if values == {"TORCHELASTIC_MAX_RESTARTS": "1"}:
+        variables({"TORCHELASTIC_USE_AGENT_STORE": "True"})
+        with pytest.raises(ConfigError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+            launch(pytest.fail, 1, device="cpu")
 
 
 # ---------------------------------------------------------------------------- the end of a program

@@ -241,6 +241,7 @@ def test_a_resumed_run_with_a_drawn_seed_ends_with_the_same_weights(make, tmp_pa
     assert (resumed.start_iter, resumed.cfg.SEED) == (5, seed)
     assert torch.equal(weights(resumed), weights(whole))
     assert f"SEED: {seed}\n" in (tmp_path / "b" / "config.yaml").read_text()
+    assert "Resuming with SEED" not in (tmp_path / "b" / "log.txt").read_text()
 
 
 def test_a_run_continues_from_a_named_checkpoint_in_its_folder_or_in_another(make, tmp_path):
@@ -411,15 +412,6 @@ def test_any_batch_is_counted_and_cut_by_its_samples(make, kind):
         assert metric == pytest.approx(nn.functional.cross_entropy(scores, points(23).tensors[1]).item(), rel=1e-5)
         found.append(weights(trainer))
     torch.testing.assert_close(*found)
-
-
-def test_a_dataclass_is_a_batch_by_the_names_of_its_fields(make):
-    samples = list(zip(X, Y, strict=True))
-    config = {"DATALOADER.COLLATE_FN": COLLATE["dataclass"]}
-    trainer = make(Net, samples, samples, metrics=["Accuracy"], config=config)
-    assert "test/accuracy" in trainer.train().metrics
-    assert trainer.predict(samples).shape == (24, 3)
-    assert torch.equal(weights(trainer), weights(trained(make(Net, samples))))
 
 
 class Lazy(nn.Module):

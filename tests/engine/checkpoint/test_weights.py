@@ -16,7 +16,6 @@ from torch import nn
 
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer, save_weights
-from hookline.engine.checkpoint.find_checkpoint import find_checkpoint
 from hookline.engine.checkpoint.weights import choose_weights, read_checkpoint
 
 STATE = seeded_net().state_dict()
@@ -73,14 +72,6 @@ def test_corrupt_and_missing_files_are_refused_by_name(tmp_path, monkeypatch):
 
 
 # ---------------------------------------------------------------------------- folders
-
-
-def test_a_runs_folder_means_its_last_checkpoint(tmp_path):
-    checkpointer = Checkpointer(seeded_net(), str(tmp_path))
-    for iteration, name in enumerate(("model_a", "model_b", "model_best")):
-        checkpointer.save(name, tag_last=name != "model_best", iteration=iteration)
-    assert find_checkpoint(str(tmp_path)) == str(tmp_path / "model_b.pth")
-    assert read_checkpoint(str(tmp_path))["iteration"] == 1
 
 
 def sharded(folder):

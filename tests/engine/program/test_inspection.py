@@ -57,10 +57,3 @@ def test_the_content_of_a_checkpoint_is_described(tmp_path):
     assert report["hooks"] == ["LRScheduler"]
     assert report["config"] == {"SOLVER.OPTIMIZER.NAME": ["SGD", "AdamW"], "SOLVER.BASE_LR": [0.001, 0.5]}
     json.dumps(report)
-
-
-def test_a_plain_state_dict_has_only_weights(tmp_path):
-    torch.save(seeded_net().state_dict(), tmp_path / "weights.pth")
-    report = inspect_checkpoint(str(tmp_path / "weights.pth"))
-    assert report["weights"]["count"] == 7
-    assert not any(report[name] for name in ("iteration", "epoch", "averaged", "optimizer", "hooks", "config"))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from starts import arguments, set_up, train
+from starts import arguments, set_up
 
 from hookline.engine import DefaultTrainer
 
@@ -32,19 +32,6 @@ def test_a_drawn_seed_is_read_from_the_last_checkpoint_if_the_config_is_lost(qui
     (tmp_path / "run" / "model_0000000.pth").write_bytes(b"corrupt")
     set_up(second, arguments(resume=True))
     assert second.SEED == first.SEED
-
-
-def test_trainers_without_setup_draw_seeds_and_a_resume_uses_that_of_the_run(quick, tmp_path):
-    cfg = quick("SEED", -1)
-    first = train(cfg)
-    again = DefaultTrainer(quick("SEED", -1, "SOLVER.MAX_ITER", 4))
-    assert cfg.SEED == -1
-    assert again.cfg.SEED != first.cfg.SEED
-    again.resume_or_load(resume=True)
-    again.train()
-    assert again.cfg.SEED == first.cfg.SEED
-    assert f"SEED: {first.cfg.SEED}\n" in (tmp_path / "run" / "config.yaml").read_text()
-    assert "Resuming with SEED" not in (tmp_path / "run" / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(("value", "warns"), [(True, False), ("warn", True)])
