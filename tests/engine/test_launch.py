@@ -6,6 +6,7 @@ from pickle import PicklingError
 import pytest
 import torch.distributed as dist
 from ranks import PROGRAMS
+from starts import group_of_one
 from torch.utils.data import DataLoader
 
 from hookline.config import ConfigError
@@ -49,15 +50,12 @@ def test_one_process_runs_the_function_and_returns_its_result(values, variables)
         launch(lambda: 1 / 0, 1)
 
 
-def test_a_process_group_that_is_there_is_used(tmp_path, variables):
+def test_a_process_group_that_is_there_is_used(variables):
     variables(TORCHRUN)
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
+    with group_of_one():
         assert launch(lambda: dist.get_world_size(), 1, device="cpu") == 1
         with pytest.raises(ConfigError, match="--num-gpus 2 --num-machines 1"):
             launch(pytest.fail, 2, device="cpu")
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

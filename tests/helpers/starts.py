@@ -1,11 +1,11 @@
 """Start runs as scripts do."""
 
+import contextlib
+
+import torch.distributed as dist
+
 from hookline.command_line import Namespace
-from hookline.engine import (
-    DefaultTrainer,
-    begin_run,
-    default_setup,
-)
+from hookline.engine import DefaultTrainer, begin_run, default_setup
 
 
 def arguments(**kwargs):
@@ -31,5 +31,17 @@ def train(cfg, resume=False, setup=False):
     return trainer
 
 
-def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+def contents(folder, *without):
+    """The content of each file of a folder, by its path; without paths that have one of some words."""
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: path.read_bytes() for name, path in paths.items() if not any(word in name for word in without)}
+
+
+@contextlib.contextmanager
+def group_of_one():
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from ranks import rows
 from small_runs import load, mlp_config, trainer_of
+from starts import contents
 
 from hookline.config import ConfigError
 from hookline.engine.differences import settings
@@ -36,10 +37,6 @@ def stop_at(trainer, iteration, exit_code=75):
     stop = CallbackHook(before_step=lambda t: t.request_stop("", exit_code) if t.iter == iteration else None)
     trainer.register_hooks([stop])
     return trainer.train()
-
-
-def content(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != "log.txt"}
 
 
 # ---------------------------------------------------------------------------- the table of docs/checkpoints.md
@@ -139,10 +136,10 @@ STEP_LR = ["SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:StepLR", "SOLVE
 )
 def test_a_change_that_cannot_be_resumed_is_an_error_and_changes_no_file(make, tmp_path, before, now, names):
     make(*before).train()
-    files = content(tmp_path)
+    files = contents(tmp_path, "log.txt", ".hookline")
     with pytest.raises(ConfigError, match=names):
         make(*now, resume=True)
-    assert content(tmp_path) == files
+    assert contents(tmp_path, "log.txt", ".hookline") == files
 
 
 @pytest.mark.parametrize("schedule", [LINEAR, ("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR")])
@@ -227,12 +224,12 @@ def test_resuming_a_complete_run_returns_its_results_and_writes_nothing(make, tm
     first = make(*options)
     result = first.train()
     assert (result.iteration, result.exit_code) == (12, 0)
-    before = content(tmp_path)
+    before = contents(tmp_path, "log.txt", ".hookline")
     again = make(*options, resume=True)
     repeated = again.train()
     assert (repeated.reason, repeated.iteration, repeated.exit_code) == (result.reason, 12, 0)
     assert again._last_eval_results == first._last_eval_results
-    assert content(tmp_path) == before
+    assert contents(tmp_path, "log.txt", ".hookline") == before
     assert all(torch.equal(weight, first.model.state_dict()[name]) for name, weight in again.model.state_dict().items())
     assert "Nothing to train" in log.text
     if "CHECKPOINT.LOAD_BEST_AT_END" in options:

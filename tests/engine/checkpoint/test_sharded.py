@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from small_runs import Attack, same, seeded_net
+from starts import group_of_one
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
@@ -26,9 +27,8 @@ from hookline.engine.program.inspection import inspect_checkpoint
 
 @pytest.fixture(scope="module")
 def mesh():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
+    with group_of_one():
+        yield init_device_mesh("cpu", (1,))
 
 
 STATE = dict(seeded_net().state_dict())

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from small_runs import same
+from starts import group_of_one
 from torch.distributed import checkpoint as dcp
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
@@ -23,9 +24,8 @@ INDEX = "model.safetensors.index.json"
 
 @pytest.fixture(scope="module")
 def mesh():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
+    with group_of_one():
+        yield init_device_mesh("cpu", (1,))
 
 
 def checkpoint(mesh, path, weights):

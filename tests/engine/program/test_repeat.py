@@ -6,6 +6,7 @@ import re
 import pytest
 from ranks import rows
 from small_runs import config_trainer
+from starts import contents
 
 from hookline.config import ConfigError
 from hookline.engine.program import replay
@@ -31,14 +32,6 @@ JITTERED = ("DATASETS.TRAIN", [f"{__name__}:Jittered"])
 ENDLESS = ("DATALOADER.SAMPLER_TRAIN", "TrainingSampler", "DATALOADER.LIMIT_TRAIN_BATCHES")
 
 
-def content(folder):
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and ".hookline" not in path.parts and "replay_" not in path.as_posix()
-    }
-
-
 def slow(*options):
     return pytest.param(options, marks=pytest.mark.slow)
 
@@ -57,7 +50,10 @@ def slow(*options):
 )
 def test_a_replay_equals_the_run_to_the_bit_and_changes_none_of_its_files(tmp_path, options):
     config_trainer(tmp_path, *RUN, *options).train()
-    before, row = content(tmp_path), next(row for row in rows(tmp_path) if row["iteration"] == 10)
+    before, row = (
+        contents(tmp_path, ".hookline", "replay_"),
+        next(row for row in rows(tmp_path) if row["iteration"] == 10),
+    )
     report = replay(str(tmp_path), 10)
     assert report["checkpoint"] == "model_0000007.pth"
     if "SOLVER.COMPILE_STEP" in options:  # replayed in its parts, whose rounding may differ
@@ -68,7 +64,7 @@ def test_a_replay_equals_the_run_to_the_bit_and_changes_none_of_its_files(tmp_pa
     assert report["modules"]
     assert report["compared"]["values"] > 8
     assert [sample["index"] for sample in report["samples"]] == samples_at(str(tmp_path), 10)
-    assert content(tmp_path) == before
+    assert contents(tmp_path, ".hookline", "replay_") == before
     assert [path.name for path in (tmp_path / "replay_10").iterdir()] == ["report.json"]
 
 
