@@ -169,15 +169,6 @@ def test_a_second_train_after_a_stop_continues_exactly(make, iteration, exit_cod
     assert_same_end(whole, trainer)
 
 
-def test_a_second_train_after_the_end_does_nothing(make):
-    trainer = make()
-    result = trainer.train()
-    final = Path(trainer.cfg.OUTPUT_DIR, "model_final.pth")
-    before = rows_of(trainer), str(trainer.model.state_dict()), final.stat().st_mtime_ns
-    assert trainer.train() == result
-    assert (rows_of(trainer), str(trainer.model.state_dict()), final.stat().st_mtime_ns) == before
-
-
 def scheduled(name, **args):
     return ["SOLVER.LR_SCHEDULER_NAME", name, "SOLVER.LR_SCHEDULER_ARGS", args, "SOLVER.WARMUP_ITERS", 0]
 

@@ -45,39 +45,30 @@ class Labeled(Net):
         return Output(logits, None if labels is None else nn.functional.cross_entropy(logits, labels))
 
 
-@pytest.mark.parametrize("model", [LogitsAndLoss, Labeled, OwnLoss])
-def test_a_model_with_its_own_loss_trains_is_evaluated_by_it_and_predicts(make, model):
-    samples = [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)] if model is Labeled else points()
-    made = model()
-    trainer = make(made, samples, samples, loss=None, metrics=["Loss", "Accuracy"])
-    assert trainer.model is made
-    results = trainer.train().metrics
-    found = trainer.predict(metrics=True)
-    assert found.outputs.shape == (24, 3)
-    assert (
-        found.metrics["loss"] == results["test/loss"] == pytest.approx(nn.CrossEntropyLoss()(found.outputs, Y).item())
-    )
-    assert found.metrics["accuracy"] == results["test/accuracy"] == (found.outputs.argmax(1) == Y).double().mean()
-
-
 class LossBeside(Net):
     """Returns its loss in eval mode, too."""
 
     def forward(self, batch):
         scores = self.layers(batch[0])
-        return {"loss": nn.functional.cross_entropy(scores, batch[1]), "scores": scores}
+        return {"loss": nn.functional.cross_entropy(scores, batch[1]), "logits": scores}
 
 
-@pytest.mark.parametrize(("model", "loss"), [(Net, nn.CrossEntropyLoss()), (OwnLoss, None), (LossBeside, None)])
-def test_a_hook_reads_the_losses_of_a_test_batch(make, model, loss):
-    losses = []
-
+@pytest.mark.parametrize("model", [Net, OwnLoss, LossBeside, LogitsAndLoss, Labeled])
+def test_a_loss_beside_the_model_or_of_it_trains_is_evaluated_and_read_by_hooks(make, model):
     def read(trainer, batch, outputs):
         losses.append(sum(trainer.eval_losses(batch, outputs).values()).item())
 
-    trainer = make(model, test=points(16, 1), loss=loss, hooks=[CallbackHook(after_eval_step=read)])
+    samples = [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)] if model is Labeled else points()
+    made, losses, loss = model(), [], nn.CrossEntropyLoss()
+    options = {"loss": loss if model is Net else None, "hooks": [CallbackHook(after_eval_step=read)]}
+    trainer = make(made, samples, samples, metrics=["Loss", "Accuracy"], **options)
+    assert trainer.model is made
     results = trainer.train().metrics
-    assert sum(losses[-2:]) / 2 == pytest.approx(results["test/loss"], rel=1e-5)
+    assert sum(losses[-3:]) / 3 == pytest.approx(results["test/loss"], rel=1e-5)
+    found = trainer.predict(metrics=True)
+    assert found.outputs.shape == (24, 3)
+    assert found.metrics["loss"] == results["test/loss"] == pytest.approx(loss(found.outputs, Y).item())
+    assert found.metrics["accuracy"] == results["test/accuracy"] == (found.outputs.argmax(1) == Y).double().mean()
 
 
 def two_terms(scores, target):

@@ -219,12 +219,13 @@ def stopping(patience=2):
 
 
 @pytest.mark.parametrize("options", [[], ["CHECKPOINT.LOAD_BEST_AT_END", True]])
-def test_resuming_a_complete_run_returns_its_results_and_writes_nothing(make, tmp_path, log, options):
+def test_a_resume_or_second_train_of_a_complete_run_returns_its_results(make, tmp_path, log, options):
     options = [*STOPPED, "CHECKPOINT.BEST.METRIC", "synthetic/accuracy", "SOLVER.MAX_ITER", 12, *options]
     first = make(*options)
     result = first.train()
     assert (result.iteration, result.exit_code) == (12, 0)
     before = contents(tmp_path, "log.txt", ".hookline")
+    assert first.train() == result
     again = make(*options, resume=True)
     repeated = again.train()
     assert (repeated.reason, repeated.iteration, repeated.exit_code) == (result.reason, 12, 0)
