@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from fvcore.common.param_scheduler import LinearParamScheduler
-from ranks import finish, fork
+from ranks import complete
 from small_runs import batches, net_trainer, same
 
 from hookline.engine import SimpleTrainer, TrainerBase
@@ -414,8 +414,7 @@ MyTrainer().train(0, 4)
 
 def test_any_trainer_logs_to_the_console_and_a_failing_step_is_shown_once(tmp_path):
     (tmp_path / "fails.py").write_text(FAILS)
-    code, output = finish(fork([sys.executable, "fails.py"], tmp_path))
-    assert code == 1
+    output = complete([sys.executable, "fails.py"], tmp_path, code=1)
     begin, error, *_ = output.splitlines()
     assert begin.endswith("  Starting training from iteration 0")
     assert "  ERROR: Exception during training, at iteration 0: RuntimeError: mat1 and mat2" in error
@@ -428,6 +427,5 @@ def test_any_trainer_logs_to_the_console_and_a_failing_step_is_shown_once(tmp_pa
 def test_a_log_level_that_a_script_has_set_stays(tmp_path):
     quiet = 'import logging\n\nlogging.getLogger("hookline").setLevel(logging.ERROR)\n'
     (tmp_path / "fails.py").write_text(quiet + FAILS)
-    code, output = finish(fork([sys.executable, "fails.py"], tmp_path))
-    assert code == 1
+    output = complete([sys.executable, "fails.py"], tmp_path, code=1)
     assert "Starting training" not in output

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from iopath.common.file_io import PathHandler
-from ranks import finish, fork
+from ranks import complete
 from small_runs import Attack, Counter
 from torch import nn
 
@@ -265,8 +265,7 @@ Slow(model, sys.argv[1], asynchronous=True).save("model_2", iteration=2)
 
 def test_a_program_waits_for_its_last_save_before_it_exits(tmp_path):
     (tmp_path / "exits.py").write_text(EXITS)
-    code, output = finish(fork([sys.executable, tmp_path / "exits.py", tmp_path], tmp_path))
-    assert code == 0, output
+    complete([sys.executable, tmp_path / "exits.py", tmp_path], tmp_path)
     assert resumed(tmp_path) == (2, 1.0)
 
 
