@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ..config import CfgNode, ConfigError
 from ..config.errors import printable
 from ..config.values import MISSING, same
-from ..hooks.common import length_of, optimizers_of, plain_name, unwrap_model
+from ..hooks.common import length_of, optimizers_of, plain_name, schedulers_of, unwrap_model
 from ..hooks.protocol import TrainerProtocol
 from . import comm
 from .data.epoch_iterator import EpochIterator
@@ -23,7 +23,6 @@ from .run import Run
 from .setup.seeds import set_seed
 from .solver import LRMultiplier
 from .solver.lengths import Lengths, apply_lengths, apply_max_iter, check_kept_schedules
-from .solver.multi_optimizer import schedulers_of
 from .solver.schedules import resolve_lengths
 
 logger = logging.getLogger(__name__)

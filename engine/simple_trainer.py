@@ -414,9 +414,10 @@ class SimpleTrainer(TrainerBase):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the trainer's part of a checkpoint. Raises a FloatingPointError if a weight is NaN or infinite."""
-        # User code may save without request_save(), so the state is checked here as well.
-        self.nonfinite.raise_pending(self)
-        self.nonfinite.check_weights(self)
+        checked = [self._loop.prepared.get(what) for what in ("eval", "save")]
+        if not self.hooks.running or self.iter not in checked:  # user code saves, not a hook of ours
+            self.nonfinite.raise_pending(self)
+            self.nonfinite.check_weights(self)
         state = super().state_dict()
         state |= {"nonfinite": self.nonfinite.state_dict(), "optimizer": self.optimizer.state_dict()}
         if self.grad_scaler is not None:

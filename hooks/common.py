@@ -259,6 +259,12 @@ def optimizers_of(optimizer: Any) -> list[Any]:
     return optimizers
 
 
+def schedulers_of(scheduler: Any) -> list[Any]:
+    """Return the schedules of a ``SchedulerList``; for any other schedule a list of it alone."""
+    schedulers: list[Any] = getattr(scheduler, "schedulers", [scheduler])
+    return schedulers
+
+
 def set_optimizer_mode(optimizer: Any, training: bool) -> list[Any]:
     """Call ``train()`` or ``eval()`` of optimizers that have both, as schedule-free ones, unless it was the last call.
 

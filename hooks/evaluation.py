@@ -41,6 +41,7 @@ class EvalHook(HookBase):
 
     _period = Period()
     _main = _eval_after_train = True  # for subclasses that skip __init__
+    _on_start = False
     _evaluated_at = -1
 
     def __init__(
@@ -53,8 +54,7 @@ class EvalHook(HookBase):
         on_start: bool = False,
     ) -> None:
         self._main = main
-        if on_start:
-            self.before_epoch = self._evaluate_on_start  # type: ignore[method-assign]  # no cost without it
+        self._on_start = on_start
         self._every = Every(eval_period)
         self._func = eval_function
         self._eval_after_train = eval_after_train
@@ -98,8 +98,8 @@ class EvalHook(HookBase):
         if self._main:
             trainer.emit("after_eval", EvalResults(flatten_names(results)))
 
-    def _evaluate_on_start(self) -> None:
-        if self.trainer.iter == 0:
+    def before_epoch(self) -> None:
+        if self._on_start and self.trainer.iter == 0:
             self._do_eval()
             self._evaluated_at = -1
 

@@ -165,11 +165,10 @@ def newest_first(paths: Iterable[str]) -> list[str]:
 
 def iteration_of(path: str) -> int:
     """Return the iteration in a checkpoint; -1 if there is none, or it cannot be read."""
-    try:
+    with suppress(ConfigError, AttributeError, TypeError, ValueError):
         content = _read(path)
-        return _iteration_in(content, path) if isinstance(content, dict) else -1
-    except ConfigError:
-        return -1
+        return int(max(holder.get("iteration", -1) for holder in (content, content.get("trainer", {}))))
+    return -1
 
 
 def saved_run(path: str) -> Mapping[str, Any]:
@@ -178,21 +177,6 @@ def saved_run(path: str) -> Mapping[str, Any]:
         run = _read(path)["trainer"]["run"]
         return run if isinstance(run, Mapping) else {}
     return {}
-
-
-def _iteration_in(content: Mapping[str, Any], path: str) -> int:
-    """Return the larger of the iterations of a checkpoint and its trainer; -1 if it has none.
-
-    Raises:
-        ConfigError: one is not an iteration. -1 is allowed: the trainer has finished none.
-    """
-    largest = -1
-    for holder in (content, content.get("trainer", {})):
-        iteration = holder.get("iteration", -1) if isinstance(holder, dict) else None
-        if type(iteration) is not int or iteration < -1:
-            raise ConfigError(f"{path}: its iteration is not a number of at least 0")
-        largest = max(largest, iteration)
-    return largest
 
 
 def _read(path: str) -> Any:
@@ -222,7 +206,6 @@ def check_resumable(path: str, needed: Collection[str]) -> None:
                 f"{path} cannot be resumed from: it has no {', '.join(sorted(missing))}. To start from its weights "
                 "only, set MODEL.WEIGHTS to it"
             )
-        _iteration_in(content, path)
         return is_folder
 
     if comm.on_main_process(check):
@@ -232,14 +215,10 @@ def check_resumable(path: str, needed: Collection[str]) -> None:
 
 
 def saved_config(folder: str) -> str:
-    """Return the config in a run's newest checkpoint that has one.
+    """Return the dump of the config in a run's newest checkpoint that has one; empty if no checkpoint has one.
 
     Args:
         folder: a run's local folder.
-
-    Returns:
-        The dump of the config; empty if no checkpoint has one.
     """
-    return next(
-        (text for path in newest_first(checkpoints_in(folder)) if (text := str(saved_run(path).get("config", "")))), ""
-    )
+    configs = (str(saved_run(path).get("config", "")) for path in newest_first(checkpoints_in(folder)))
+    return next(filter(None, configs), "")

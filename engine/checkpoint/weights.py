@@ -83,19 +83,6 @@ def _check_names(path: str, weights: Mapping[object, object]) -> None:
             raise ConfigError(f"{path} is corrupt, or is not a checkpoint: a weight has the name {name!r}")
 
 
-def averaged_weights(checkpoint: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:
-    """Return the averaged weights (EMA, SWA) in a checkpoint.
-
-    Args:
-        checkpoint: what :func:`read_checkpoint` returned.
-
-    Returns:
-        Parameters and buffers by name; None if there are none.
-    """
-    found = _find_averaged(checkpoint)
-    return found[1] if found else None
-
-
 def choose_weights(
     checkpoint: Mapping[str, Any], source: str = "auto", path: str = "the file"
 ) -> tuple[Mapping[str, Any], str]:
@@ -113,7 +100,7 @@ def choose_weights(
     Raises:
         ConfigError: there are no averaged weights.
     """
-    found = None if source == "model" else _find_averaged(checkpoint)
+    found = None if source == "model" else find_averaged(checkpoint)
     if found is None and source == "averaged":
         raise ConfigError(f"{path} holds no averaged weights of the hooks EMA and SWA; take the model's")
     if found is not None and (source == "averaged" or found[2]):
@@ -121,8 +108,12 @@ def choose_weights(
     return checkpoint["model"], "model"
 
 
-def _find_averaged(checkpoint: Mapping[str, Any]) -> tuple[str, dict[str, Any], bool] | None:
-    """Return the hook's name, its averaged weights, and whether the run evaluated them."""
+def find_averaged(checkpoint: Mapping[str, Any]) -> tuple[str, dict[str, Any], bool] | None:
+    """Return the averaged weights (EMA, SWA) in what :func:`read_checkpoint` returned; None if there are none.
+
+    Returns:
+        The hook's name, the weights by name, and whether the run evaluated them.
+    """
     trainer = checkpoint.get("trainer")
     hooks = trainer.get("hooks") if isinstance(trainer, Mapping) else None
     hooks = hooks if isinstance(hooks, Mapping) else {}

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from ...config import CfgNode, ConfigError, UnknownKeyError, name_of, suggest
 from ...config.values import ObjectName, kind_of, mode_of
 from ...hooks import EarlyStopping
-from ...hooks.common import optimizer_in_eval_mode, preserve_rng, rng_of_training, unwrap_model
+from ...hooks.common import optimizer_in_eval_mode, preserve_rng, rng_of_training, schedulers_of, unwrap_model
 from ...hooks.evaluation import EvalResults, names_function
 from ...hooks.evaluation import flatten_names as flatten_results_dict
 from ...hooks.hook_list import hook_name
@@ -24,7 +24,6 @@ from ..modeling import ModelAdapter, resolve_device
 from ..modeling.build import loss_module_of
 from ..modeling.model_options import copied_buffers
 from ..modeling.outputs import Terms
-from ..solver.multi_optimizer import schedulers_of
 from .build import EVALUATOR_KEY, METRICS_KEY, build_metrics
 from .evaluator import (
     Batch,

@@ -14,7 +14,7 @@ from ...config import CfgNode, ConfigError, get_cfg
 from ...config.errors import printable
 from ...config.values import MISSING
 from ..checkpoint.find_checkpoint import find_checkpoint
-from ..checkpoint.weights import averaged_weights, read_checkpoint
+from ..checkpoint.weights import find_averaged, read_checkpoint
 
 
 def inspect_checkpoint(path: str) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def inspect_checkpoint(path: str) -> dict[str, Any]:
     iteration, epoch = part_of(checkpoint, "trainer", "iteration"), part_of(checkpoint, "trainer", "data", "epoch")
     if iteration is None:
         iteration = checkpoint.get("iteration")
-    averaged, hooks = averaged_weights(checkpoint), part_of(checkpoint, "trainer", "hooks")
+    averaged, hooks = find_averaged(checkpoint), part_of(checkpoint, "trainer", "hooks")
     optimizer = _tensors(part_of(checkpoint, "trainer", "optimizer") or checkpoint.get("optimizer"))
     text, config = part_of(checkpoint, "trainer", "run", "config"), {}
     if isinstance(text, str):
@@ -52,7 +52,7 @@ def inspect_checkpoint(path: str) -> dict[str, Any]:
         "iteration": iteration if type(iteration) is int else None,
         "epoch": epoch if type(epoch) is int else None,
         "weights": _describe_weights(checkpoint["model"]),
-        "averaged": _describe_weights(averaged) if averaged else None,
+        "averaged": _describe_weights(averaged[1]) if averaged else None,
         "optimizer": {"tensors": len(optimizer), "megabytes": _megabytes(optimizer)} if optimizer else None,
         "hooks": list(map(str, hooks)) if isinstance(hooks, Mapping) else [],
         "config": {key: pair for key, pair in config.items() if pair[1] is not MISSING},

@@ -1,20 +1,17 @@
 """Lengths in iterations, from epochs and for another number of processes, and schedules of another length."""
 
 import logging
-import math
 import warnings
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from torch.optim.lr_scheduler import LambdaLR
-
 from ...config import CfgNode, ConfigError, Duration
 from ...hooks.builtin.lr_scheduler import follow_rates
-from ...hooks.common import length_of
+from ...hooks.common import length_of, schedulers_of
 from ...hooks.protocol import TrainerProtocol
 from ...hooks.writers.periodic import PeriodicWriter
 from . import LRMultiplier
-from .multi_optimizer import SchedulerList, schedulers_of
+from .multi_optimizer import SchedulerList
 from .schedules import resolve_lengths
 
 logger = logging.getLogger(__name__)
@@ -176,38 +173,22 @@ def check_kept_schedules(trainer: _Trainer, before: CfgNode, now: CfgNode) -> No
         before, now: the former and the present SOLVER, with lengths in iterations.
 
     Raises:
-        ConfigError: one was built from a changed setting, or for the length of a run that is longer now.
+        ConfigError: one was built from a setting that has changed, such as an argument "end" of a longer run; or a
+            longer run has one, and one of hookline's, too.
     """
     schedules = schedulers_of(trainer.scheduler)
-    kept = [one for one in schedules if not isinstance(one, LRMultiplier)]
-    if not kept:
-        return
+    kept = [type(one).__name__ for one in schedules if not isinstance(one, LRMultiplier)]
     changed = [key for key in ("BASE_LR", "LR_SCHEDULER_ARGS", "OPTIMIZERS") if before.get(key) != now[key]]
-    former = before.MAX_ITER
-    epochs = math.ceil(former / (trainer.lengths.iters_per_epoch or 1))
-    if "LR_SCHEDULER_ARGS" in changed and former != now.MAX_ITER:  # the argument may be "end"
+    if before.MAX_ITER < now.MAX_ITER:
         changed.append("MAX_ITER")
-    elif trainer.max_iter > former:
-        names = ("T_max", "total_steps", "total_iters", "t_initial")
-        count = epochs if now.LR_SCHEDULER_INTERVAL == "epoch" else former
-        ends = any(_ends_at(one, count, now) for one in kept if isinstance(one, LambdaLR))
-        built_with = {getattr(one, name, None) for one in kept for name in names}
-        if ends or {former, epochs} & built_with or len(kept) < len(schedules):
-            changed.append("MAX_ITER")
-    if changed:
-        trainer.max_iter = former
-        raise ConfigError(
-            f"{', '.join(f'SOLVER.{key}' for key in changed)}: {', '.join(type(one).__name__ for one in kept)} cannot "
-            f"follow another value (the run was to have {former} iterations). Change it back; or use a schedule of "
-            "hookline; or start a new run with MODEL.WEIGHTS and MODEL.WEIGHTS_OPTIMIZER: True"
+    if changed == ["MAX_ITER"] and len(kept) == len(schedules):
+        logger.warning(
+            "SOLVER.MAX_ITER: %s stays as it was built, for a run of %d iterations", ", ".join(kept), before.MAX_ITER
         )
-
-
-def _ends_at(schedule: LambdaLR, length: int, solver: CfgNode) -> bool:
-    """Return whether functions of the step were made for a length: by an argument, or as their factor is 0 from it on.
-
-    Functions such as transformers' return them, and their arguments are lost in closures.
-    """
-    arguments = [part.get("LR_SCHEDULER_ARGS", {}) for part in (solver, *solver.OPTIMIZERS.values())]
-    is_zero = all(one(length) == one(length + 1) == 0 for one in schedule.lr_lambdas)
-    return is_zero or any(type(value) is int and value == length for args in arguments for value in args.values())
+    elif kept and changed:
+        trainer.max_iter = before.MAX_ITER
+        raise ConfigError(
+            f"{', '.join(f'SOLVER.{key}' for key in changed)}: {', '.join(kept)} cannot follow another value (the run "
+            f"was to have {before.MAX_ITER} iterations). Change it back; or use a schedule of hookline; or start a new "
+            "run with MODEL.WEIGHTS and MODEL.WEIGHTS_OPTIMIZER: True"
+        )

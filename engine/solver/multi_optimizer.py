@@ -84,10 +84,10 @@ class SchedulerList(_Named[Any]):
     Trainers step each with an ``LRScheduler(part=name)`` hook; ``step()`` is for a loop of your own.
     """
 
-
-def schedulers_of(scheduler: Any) -> list[Any]:
-    """Return the schedulers of a :class:`SchedulerList`; for any other scheduler a list of it alone."""
-    return list(scheduler) if isinstance(scheduler, SchedulerList) else [scheduler]
+    @property
+    def schedulers(self) -> list[Any]:
+        """The schedules, in order."""
+        return list(self)
 
 
 # ---------------------------------------------------------------------- the config

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from ...config import ConfigError
 from ...hooks.common import is_sharded, local_part, optimizers_of, start_momentum, unwrap_model
@@ -183,15 +182,13 @@ class NonFinitePolicy:
         Raises:
             FloatingPointError: weights or buffers are not finite; the message names the first.
         """
-        trained = {name: one for name, one in _named_parameters(trainer).items() if one.requires_grad}
-        weights = {name: _part(one) for name, one in trained.items() if not is_lazy(one)}
-        buffers = {name: _part(one) for name, one in unwrap_model(trainer.model).named_buffers() if not is_lazy(one)}
-        both = [*weights.values(), *buffers.values()]
-        norm = nn.utils.get_total_norm([one for one in both if _has_norm(one)])
+        weights = {name: _part(one) for name, one in _named_parameters(trainer).items() if one.requires_grad}
+        buffers = {f"the buffer {name}": _part(one) for name, one in unwrap_model(trainer.model).named_buffers()}
+        norm = nn.utils.get_total_norm([one for one in (weights | buffers).values() if _has_norm(one)])
         bad: list[str] = []
         if not norm.isfinite():  # one wait for the device; infinite buffers, and norms that overflow, are looked at
             bad = [name for name, one in weights.items() if not one.isfinite().all()]
-            bad += [f"the buffer {name}" for name, one in buffers.items() if one.isnan().any()]
+            bad += [name for name, one in buffers.items() if one.isnan().any()]
         if all_ranks and self._exchanges:
             bad = next(filter(None, comm.all_gather(bad)), [])
         if bad:

@@ -7,7 +7,7 @@ from ranks import HOOKLINE, checks, complete, run_ranks
 
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.checkpoint.find_checkpoint import find_resumable
-from hookline.engine.checkpoint.weights import averaged_weights, read_checkpoint
+from hookline.engine.checkpoint.weights import find_averaged, read_checkpoint
 
 checked, test_two_ranks = checks("sharded", 2)
 
@@ -19,7 +19,7 @@ def test_averaged_weights_of_a_sharded_run_are_exported(checked):
     complete([*export, "--output", folder / "averaged.pth"], folder)
     exported = torch.load(folder / "averaged.pth", weights_only=True)
     checkpoint = read_checkpoint(str(path))
-    saved = averaged_weights(checkpoint)
+    saved = find_averaged(checkpoint)[1]
     assert exported.keys() == saved.keys() == checkpoint["model"].keys()
     assert all(torch.equal(exported[name], saved[name]) for name in saved)
     assert not all(torch.equal(exported[name], checkpoint["model"][name]) for name in saved)

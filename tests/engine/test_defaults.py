@@ -222,7 +222,6 @@ def linear(optimizer, num_steps):
     [
         ("torch.optim.lr_scheduler:CosineAnnealingLR", {"T_max": "end"}, "after the end", "CosineAnnealingLR"),
         ("torch.optim.lr_scheduler:OneCycleLR", {"max_lr": 0.1, "total_steps": "end"}, "in a resume", "OneCycleLR"),
-        (f"{__name__}:linear", {"num_steps": 12}, "in the middle", "LambdaLR cannot follow"),
         (f"{__name__}:linear", {"num_steps": "end"}, "in a resume", "LambdaLR cannot follow"),
     ],
 )
@@ -231,6 +230,13 @@ def test_a_run_whose_schedule_was_made_for_its_length_is_not_extended(make, sche
     with pytest.raises(ConfigError, match=rf"SOLVER\.MAX_ITER: {named}"):
         extend()
     assert trainer.max_iter == trainer.cfg.SOLVER.MAX_ITER == 12
+
+
+def test_a_schedule_with_a_number_for_its_length_stays_as_it_is_in_a_longer_run(make, log):
+    trainer, extend = extended(make, scheduled(f"{__name__}:linear", num_steps=12), "in the middle")
+    extend()
+    assert "LambdaLR stays as it was built, for a run of 12 iterations" in log.text
+    assert min(values(trainer, "lr").values()) == pytest.approx(0.1 * trainer.cfg.SOLVER.BASE_LR)
 
 
 class SetsItsConfig(DefaultTrainer):

@@ -21,7 +21,7 @@ from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.checkpoint.dcp_reader import read_metadata, read_tensors
 from hookline.engine.checkpoint.sharded import split_shards, verify_folder, write_folder
-from hookline.engine.checkpoint.weights import averaged_weights, read_checkpoint
+from hookline.engine.checkpoint.weights import find_averaged, read_checkpoint
 from hookline.engine.program.inspection import inspect_checkpoint
 
 
@@ -76,7 +76,7 @@ def test_a_sharded_checkpoint_is_a_warm_start_of_one_process(request, kind):
 
 
 def test_folders_of_other_programs(folder, tmp_path):
-    assert same(averaged_weights(read_checkpoint(str(folder))), AVERAGED)
+    assert same(find_averaged(read_checkpoint(str(folder)))[1], AVERAGED)
     assert same(read_checkpoint(str(save(tmp_path / "plain", STATE)))["model"], STATE)
     with pytest.raises(ConfigError, match="is not a checkpoint of a model"):
         read_checkpoint(str(save(tmp_path / "other", {"optimizer": {"state": {"a": torch.ones(1)}}})))
