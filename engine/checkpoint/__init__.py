@@ -32,7 +32,7 @@ def checkpointer_for(model: nn.Module, save_dir: str = "", **options: Any) -> Ch
     if "optimizer" in options:
         if has_shards(model):
             raise ConfigError("CHECKPOINT.TRAINABLE_ONLY: is for models that are not sharded; set it to False")
-        from .trainable_only import TrainableCheckpointer
+        from .trainable_checkpointer import TrainableCheckpointer
 
         return TrainableCheckpointer(model, save_dir, **options)
     if not has_shards(model):

@@ -13,7 +13,6 @@ from ...config.atomic import replace_file
 from ...config.errors import ConfigError, first_line, printable
 from ...hooks.common import plain_name, unwrap_model
 from .files import load_torch_file, verify_checkpoint, write_checkpoint
-from .find_checkpoint import find_checkpoint
 from .state import to_plain
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def read_checkpoint(
     last kind together. If it is not hookline's, only the weights are read.
 
     Args:
-        path: see :func:`~hookline.engine.checkpoint.find_checkpoint.find_checkpoint`.
+        path: what :func:`~hookline.engine.checkpoint.find_checkpoint.find_checkpoint` returned.
         mmap: map files into memory if the format allows it, so that only what is used is read. Sharded tensors other
             than weights are then not read; None is in their place.
         like: how tensors are sharded in this run; by default they are read whole.
@@ -49,9 +48,8 @@ def read_checkpoint(
         ``{"model": {name: tensor}}``, tensors on the CPU, and the file's other content.
 
     Raises:
-        ConfigError: there is no such file, it is corrupt, or it holds no weights.
+        ConfigError: it is corrupt, or it holds no weights.
     """
-    path = find_checkpoint(path)
     try:
         if os.path.isdir(path):
             checkpoint = _read_folder(path, mmap, like, verified)

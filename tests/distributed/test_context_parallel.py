@@ -4,6 +4,7 @@ import pytest
 import torch
 from ranks import ROOT, complete, rows, tool
 
+from hookline.engine.checkpoint.find_checkpoint import find_checkpoint
 from hookline.engine.checkpoint.weights import read_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -26,7 +27,7 @@ def train(folder, ranks, strategy, *options):
     (folder / "context_parallel.py").write_text(text)
     (folder / "context_fsdp.py").write_text(text.replace("import DDP", "import FSDP2 as DDP"))
     complete(tool(*GPT, "--num-gpus", ranks, "PARALLEL.NAME", strategy, *options), folder)
-    return rows(folder / "run"), read_checkpoint(str(folder / "run"))["model"]
+    return rows(folder / "run"), read_checkpoint(find_checkpoint(str(folder / "run")))["model"]
 
 
 @pytest.fixture(scope="module")

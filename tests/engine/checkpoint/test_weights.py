@@ -24,7 +24,7 @@ AVERAGED = {name: value + 1 for name, value in STATE.items()}
 
 def refused(path):
     with pytest.raises(ConfigError) as info:
-        read_checkpoint(str(path))
+        read_checkpoint(find_checkpoint(str(path)))
     return str(info.value)
 
 
@@ -97,7 +97,7 @@ def sharded(folder):
 def test_hugging_faces_folders_are_read(tmp_path, write):
     (tmp_path / "config.json").write_text("{}")
     write(tmp_path)
-    assert same(read_checkpoint(str(tmp_path))["model"], STATE)
+    assert same(read_checkpoint(find_checkpoint(str(tmp_path)))["model"], STATE)
 
 
 def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path):

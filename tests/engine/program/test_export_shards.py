@@ -16,6 +16,7 @@ from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 from hookline.config import ConfigError
 from hookline.engine import export_weights
+from hookline.engine.checkpoint.find_checkpoint import find_checkpoint
 from hookline.engine.checkpoint.sharded import split_shards, write_folder
 from hookline.engine.checkpoint.weights import read_checkpoint
 
@@ -67,14 +68,14 @@ def test_each_file_has_at_most_the_size_and_the_index_names_it(source, tmp_path)
             assert set(file.keys()) == {key for key, where in index["weight_map"].items() if where == name}
             assert sum(file.get_tensor(key).nbytes for key in file.keys()) <= 9000  # noqa: SIM118
             assert file.metadata() == done.metadata
-    assert same(read_checkpoint(str(tmp_path / "shards"))["model"], weights)
+    assert same(read_checkpoint(find_checkpoint(str(tmp_path / "shards")))["model"], weights)
 
 
 def test_averaged_weights_larger_weights_and_shared_weights(mesh, tmp_path):
     weights = {"a": torch.randn(100, 10), "b": torch.randn(1)}
     checkpoint(mesh, tmp_path / "run", weights)
     export_weights(tmp_path / "run", tmp_path / "averaged", weights="averaged", max_shard_size="1kb")
-    found = read_checkpoint(str(tmp_path / "averaged"))["model"]
+    found = read_checkpoint(find_checkpoint(str(tmp_path / "averaged")))["model"]
     assert same(found, {name: value + 1 for name, value in weights.items()})
     assert len(list((tmp_path / "averaged").glob("*.safetensors"))) == 2
 
@@ -82,7 +83,7 @@ def test_averaged_weights_larger_weights_and_shared_weights(mesh, tmp_path):
     (tmp_path / "tied").mkdir()
     export_weights(tmp_path / "tied.pth", tmp_path / "tied", max_shard_size="1MB")
     assert json.loads((tmp_path / "tied" / INDEX).read_text())["metadata"]["total_size"] == 4004
-    assert same(read_checkpoint(str(tmp_path / "tied"))["model"], {**weights, "tied": weights["a"]})
+    assert same(read_checkpoint(find_checkpoint(str(tmp_path / "tied")))["model"], {**weights, "tied": weights["a"]})
 
 
 @pytest.mark.parametrize(
