@@ -16,6 +16,7 @@ from torch import nn
 
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer, save_weights
+from hookline.engine.checkpoint.find_checkpoint import find_checkpoint
 from hookline.engine.checkpoint.weights import choose_weights, read_checkpoint
 
 STATE = seeded_net().state_dict()
