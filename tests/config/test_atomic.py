@@ -19,22 +19,6 @@ def path(tmp_path):
     return tmp_path / "file"
 
 
-@pytest.mark.parametrize("there", [True, False])
-@pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt()], ids=repr)
-def test_a_failed_write_leaves_only_the_old_file(path, there, error):
-    if there:
-        path.write_text("old")
-
-    def write(file):
-        file.write(b"half")
-        raise error
-
-    with pytest.raises(type(error)):
-        replace_file(str(path), write)
-    assert os.listdir(path.parent) == (["file"] if there else [])
-    assert not there or path.read_text() == "old"
-
-
 def test_the_content_is_on_disk_before_the_rename(path, monkeypatch):
     order = []
     fsync, replace = os.fsync, os.replace

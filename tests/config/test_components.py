@@ -1,7 +1,7 @@
 import pytest
 
-from hookline.config import CfgNode, ConfigError, Registry, component, components, name_of
-from hookline.config.components import ComponentKey, named_components
+from hookline.config import ConfigError, component, components, name_of
+from hookline.config.components import named_components
 
 
 def test_an_entry_is_a_name_or_a_mapping():
@@ -24,31 +24,3 @@ def test_results_may_have_a_name_of_their_own_which_can_be_that_of_a_folder():
     for name in ("", "a/b", "..", None, 3):
         with pytest.raises(ConfigError, match="entry 1: AS"):
             named_components(["Photos", {"NAME": "Photos", "AS": name}])
-
-
-# ---------------------------------------------------------------- component_keys
-
-registry = Registry("PART")
-
-
-@registry.register()
-class Part:
-    def __init__(self, cfg, size, width=1):
-        self.arguments = (cfg, size, width)
-
-
-def config(name="Part", args=None):
-    args = {"size": 2} if args is None else args
-    return CfgNode({"A": {"PART_NAME": name, "PART_ARGS": args}, "PARTS": [{"NAME": name, "ARGS": args}, "Part"]})
-
-
-one = ComponentKey(registry, "A.PART_NAME", offers=("cfg", "width"))
-several = ComponentKey(registry, "PARTS", offers=("cfg", "size"))
-
-
-def test_components_receive_the_config_what_is_offered_and_their_arguments_in_order():
-    cfg = config()
-    assert one.check(cfg) == [Part]
-    assert one.build(cfg, width=3).arguments == (cfg, 2, 3)
-    assert several.check(cfg) == [Part, Part]
-    assert [part.arguments[1] for part in several.build(cfg, size=5)] == [2, 5]

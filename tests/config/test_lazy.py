@@ -24,9 +24,6 @@ def saved(cfg, folder):
     return LazyConfig.load(str(folder / "saved.yaml"))
 
 
-# ---------------------------------------------------------------------- calls
-
-
 def test_a_call_is_described_changed_and_made(tmp_path):
     cfg = L(area)(width=2, height=L(area)(width=3), scale="${width}")
     cfg.width = 5
@@ -43,9 +40,6 @@ def test_a_partial_call_is_made_later(tmp_path):
     cfg = L(dict)(x=L(area)(_partial_=True, scale=4), y=functools.partial(area, scale=4))
     made = instantiate(saved(cfg, tmp_path))
     assert made["x"](width=2) == made["y"](width=2) == 8
-
-
-# ---------------------------------------------------------------------- files
 
 
 @pytest.fixture
@@ -84,9 +78,6 @@ def test_loading_yaml_runs_no_code(tmp_path):
     (tmp_path / "a.yaml").write_text("x: !!python/object/apply:os.getcwd []\n")
     with pytest.raises(ConfigError, match=r"os\.getcwd"):
         LazyConfig.load(str(tmp_path / "a.yaml"))
-
-
-# ---------------------------------------------------------------------- overrides
 
 
 @pytest.fixture

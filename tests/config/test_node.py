@@ -21,7 +21,6 @@ def cfg():
     cfg.LOADER = CfgNode()
     cfg.LOADER.SAMPLER_TRAIN = "Epoch"
     cfg.LOADER.SAMPLER_ARGS = CfgNode(new_allowed=True)
-    cfg.register_renamed_key("SOLVER.LR", "SOLVER.BASE_LR")
     return cfg
 
 
@@ -33,16 +32,6 @@ def test_reading_a_missing_key_suggests_and_hasattr_works(cfg):
     assert not hasattr(cfg, "NOTHING")
     assert getattr(cfg, "NOTHING", 3) == 3
     assert not hasattr(cfg, "__array__")
-
-
-def test_a_renamed_key_names_the_new_key(cfg):
-    for allowed in (False, True):
-        cfg.SOLVER.set_new_allowed(allowed)
-        with pytest.raises(UnknownKeyError, match=r"SOLVER\.BASE_LR"):
-            cfg.clone().merge_from_list(["SOLVER.LR", "1"])
-
-
-# ---------------------------------------------------------------- types
 
 
 @pytest.mark.parametrize(
@@ -66,9 +55,6 @@ def test_command_line_values_are_decoded_for_their_key(cfg, key, text, value):
     merged = cfg.flatten()[key]
     assert merged == value
     assert type(merged) is type(value)
-
-
-# ---------------------------------------------------------------- merging
 
 
 @pytest.mark.parametrize("wrong", ["SOLVER: {BASE_LR: [1]}", "SOLVER: {GAMA: 1}", "NOPE: 1"])
@@ -102,18 +88,6 @@ def test_new_keys_are_accepted_only_if_allowed(cfg):
     assert cfg.MODEL.ARGS.a == 1
 
 
-def test_merging_another_config_copies(cfg):
-    other = CfgNode({"SOLVER": {"SETS": ["x"], "STEPS": [5]}, "MODEL": {"ARGS": {"s": "123"}}})
-    cfg.merge_from_other_cfg(other)
-    other.SOLVER.SETS.append("y")
-    assert cfg.SOLVER.SETS == ["x"]
-    assert cfg.SOLVER.STEPS == (5,)
-    assert cfg.MODEL.ARGS.s == "123"
-
-
-# ---------------------------------------------------------------- components
-
-
 def test_another_name_and_empty_arguments_drop_the_old_ones(cfg, write):
     cfg.merge_from_list(["LOADER.SAMPLER_TRAIN", "A", "LOADER.SAMPLER_ARGS.x", "1"])
     cfg.merge_from_list(["LOADER.SAMPLER_TRAIN", "A", "LOADER.SAMPLER_ARGS.y", "2"])
@@ -140,9 +114,6 @@ def test_the_home_folder_is_expanded_wherever_a_value_begins_with_it(cfg, write,
     assert cfg.OUTPUT_DIR == "/home/me/third"
 
 
-# ---------------------------------------------------------------- freezing
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -160,9 +131,6 @@ def test_a_frozen_config_does_not_change(cfg, change):
     assert cfg == before
 
 
-# ---------------------------------------------------------------- what is different
-
-
 def test_diff_shows_only_what_differs_from_the_defaults(cfg):
     other = cfg.clone()
     cfg.merge_from_list(["SOLVER.BASE_LR", "1", "MODEL.ARGS.width", "64"])
@@ -173,9 +141,6 @@ def test_diff_shows_only_what_differs_from_the_defaults(cfg):
         ("MODEL.ARGS.depth", (2, MISSING)),
     ]
     assert cfg.diff(cfg.clone()) == {}
-
-
-# ---------------------------------------------------------------- dump
 
 
 def test_a_dump_restores_every_value(write):

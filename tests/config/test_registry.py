@@ -36,9 +36,6 @@ def in_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-# ---------------------------------------------------------------- names
-
-
 def test_register_works_as_decorator_and_call():
     registry = Registry("THING")
 
@@ -126,9 +123,6 @@ def test_the_working_directory_is_searched_last(in_folder):
     with pytest.raises(UnknownKeyError):
         locate("not_here:Net")
     assert sys.path == path
-
-
-# ---------------------------------------------------------------- arguments
 
 
 def test_offered_values_are_passed_if_named_and_arguments_take_precedence(registry):

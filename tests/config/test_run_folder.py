@@ -1,3 +1,4 @@
+import itertools
 import os
 import shutil
 import subprocess
@@ -108,15 +109,8 @@ def test_the_lock_of_a_killed_run_does_not_matter_even_if_its_child_lives_on(tmp
     assert (tmp_path / ".hookline" / "lock").read_text() == ""
 
 
-# Kills a move at each of its file operations in turn, and then what undoes it.
-KILLS = """
-import itertools, os, shutil, sys
-from hookline.config.run_folder import move_run, recover
-
-folder, whole = sys.argv[1], sys.argv[2]
-
-
 def killed_at(number, do):
+    """Call a function in a process that is killed before its file operation of this number; return whether it was."""
     child = os.fork()
     if not child:
         left = itertools.count()
@@ -126,53 +120,40 @@ def killed_at(number, do):
                 if next(left) == number:
                     os._exit(9)
                 return function(*args, **kwargs)
+
             return call
 
-        for name in ("rename", "replace", "remove", "rmdir", "mkdir", "makedirs", "fsync", "open", "write"):
-            setattr(os, name, counted(getattr(os, name)))
-        do(folder)
+        try:
+            for name in ("rename", "replace", "remove", "rmdir", "mkdir", "makedirs", "fsync", "open", "write"):
+                setattr(os, name, counted(getattr(os, name)))
+            do()
+        except BaseException:
+            os._exit(1)
         os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, 9)
+    return code == 9
 
 
-def files():
-    found = {}
-    for path, folders, names in os.walk(folder):
-        for name in names:
-            with open(os.path.join(path, name)) as file:
-                found[os.path.relpath(os.path.join(path, name), folder)] = file.read()
-    return found
-
-
-shutil.copytree(whole, folder)
-before, after = files(), None
-for number in itertools.count():
-    killed = killed_at(number, move_run)
-    for second in itertools.count():
-        if not killed_at(second, recover):
+def test_a_move_killed_anywhere_leaves_the_earlier_run_complete_or_moved(run, tmp_path_factory):
+    """Also if what undoes it is killed."""
+    before, after = contents(run), {}
+    for number in itertools.count():
+        folder = tmp_path_factory.mktemp("killed") / "run"
+        shutil.copytree(run, folder)
+        was_killed = killed_at(number, lambda folder=folder: move_run(str(folder)))
+        for second in itertools.count():
+            if not killed_at(second, lambda folder=folder: recover(str(folder))):
+                break
+        there = contents(folder)
+        if there != before:
+            after = after or there
+            assert there == after, number
+            assert sorted(there.values()) == sorted(before.values())
+        if not was_killed:
             break
-    recover(folder)
-    there = files()
-    if there != before:
-        after = after or there
-        assert there == after, (number, there)
-        assert sorted(there.values()) == sorted(before.values())
-    if not killed:
-        break
-    shutil.rmtree(folder)
-    shutil.copytree(whole, folder)
-assert after is not None and any(name.startswith("previous_001") for name in after)
-print(number)
-"""
-
-
-def test_a_move_killed_anywhere_leaves_the_earlier_run_complete_or_moved(tmp_path, run):
-    command = [sys.executable, "-c", KILLS, tmp_path / "copy", run]
-    shutil.copytree(run, tmp_path.parent / f"{tmp_path.name}_whole")
-    command[-1] = tmp_path.parent / f"{tmp_path.name}_whole"
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert int(result.stdout) > 10
+    assert number > 10
+    assert any(name.startswith("previous_001") for name in after)
 
 
 def test_a_file_in_the_way_of_an_undone_move_is_named(run):

@@ -29,9 +29,6 @@ def test_keywords_are_followed_through_base_classes():
     assert parameters_of(Open).any_keyword
 
 
-# ---------------------------------------------------------------- configurable
-
-
 def make_cfg():
     return CfgNode({"WIDTH": 4})
 

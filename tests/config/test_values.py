@@ -24,9 +24,6 @@ def test_copies_and_configs_are_independent():
     assert get_cfg().diff(cfg).keys() == {"HOOKS", "SIZES"}
 
 
-# ---------------------------------------------------------------------- types
-
-
 def make_cfg():
     cfg = CfgNode()
     cfg.S = CfgNode()

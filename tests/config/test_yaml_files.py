@@ -93,9 +93,6 @@ def test_unquoted_scalars_are_literals_and_quoted_ones_text(write):
     assert {type(value) for value in cfg.ARGS.values()} == {tuple, str, float, type(None)}
 
 
-# ---------------------------------------------------------------- examples, found by their names wherever one is
-
-
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -42,8 +42,6 @@ def test_the_innermost_storage_is_the_active_one_also_in_threads():
     assert not has_event_storage()
 
 
-# ---------------------------------------------------------------------------- putting
-
 NUMBERS = [2, np.float32(2), np.array(2.0), torch.tensor([2]), torch.tensor(2.0, requires_grad=True)]
 
 
@@ -82,9 +80,6 @@ def test_name_scopes_nest_and_end_with_an_exception(storage):
     storage.put_scalar("d", 4)
     assert list(storage.latest()) == ["outer/inner/iteration", "outer/c", "d"]
     assert storage._vis_data[0][0] == "outer/inner/image"
-
-
-# ---------------------------------------------------------------------------- reading
 
 
 def test_smoothed_metrics_are_read_as_their_median_and_others_as_they_are():
@@ -146,9 +141,6 @@ def test_metrics_as_arrays_and_as_a_table_and_without_some(storage):
     assert len(storage.to_pandas()) == 0
 
 
-# ---------------------------------------------------------------------------- images, histograms, texts
-
-
 def test_images_histograms_and_texts_wait_for_writers(storage):
     storage.iter, image = 4, torch.rand(3, 2, 2)
     storage.put_image("image", image)
@@ -170,9 +162,6 @@ def test_images_histograms_and_texts_wait_for_writers(storage):
     assert not any((storage._vis_data, storage._histograms))
     storage.clear_media()
     assert not storage._texts
-
-
-# ---------------------------------------------------------------------------- state and memory
 
 
 def test_memory_does_not_grow_with_the_length_of_a_run(storage):

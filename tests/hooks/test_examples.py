@@ -28,13 +28,6 @@ def load(name):
 checking, evaluating, reporting, stopping = map(load, ("checking", "evaluating", "reporting", "stopping"))
 
 
-def values(trainer, name):
-    return {iteration: value for value, iteration in trainer.storage.history(name).values()}
-
-
-# ---------------------------------------------------------------------- all examples
-
-
 def test_examples_use_only_public_names():
     for path in EXAMPLES.glob("*.py"):
         assert not re.findall(r"trainer\._\w+", path.read_text())
@@ -52,9 +45,6 @@ def test_the_docs_list_every_example():
     }
 
 
-# ---------------------------------------------------------------------- evaluating
-
-
 def test_validation_loss_uses_eval_mode():
     def loss(model, batch):
         assert not model.training
@@ -62,11 +52,8 @@ def test_validation_loss_uses_eval_mode():
 
     trainer = make_trainer(evaluating.ValidationLoss(labelled_batches(2, seed=7), loss, period=4))
     trainer.train(0, 10)
-    assert list(values(trainer, "validation/loss")) == [3, 7, 9]
+    assert [at for _, at in trainer.storage.history("validation/loss").values()] == [3, 7, 9]
     assert trainer.model.training
-
-
-# ---------------------------------------------------------------------- stopping
 
 
 def test_a_config_names_an_example_which_stops_the_run(tmp_path, monkeypatch):
@@ -86,9 +73,6 @@ def test_a_stalled_loss_stops_the_run():
     assert hook.state_dict()["age"] == 3
 
 
-# ---------------------------------------------------------------------- reporting
-
-
 def test_the_notifier_reports_the_end_or_an_error_and_its_place():
     class Broken(HookBase):
         def after_step(self):
@@ -105,23 +89,11 @@ def test_the_notifier_reports_the_end_or_an_error_and_its_place():
     ]
 
 
-def test_a_function_is_called_at_an_event():
-    trainer = make_trainer()
-    trainer.on("after_epoch")(reporting.note_the_epoch)
-    trainer.train(0, 6)
-    assert [text for _, text, _ in trainer.storage._texts] == ["epoch 0 is over at iteration 3"]
-
-
-# ---------------------------------------------------------------------- checking
-
-
-def test_a_custom_event_reaches_every_hook_and_an_error_names_the_hook():
-    data, count = labelled_batches(size=12), checking.CountClasses(4)
-    trainer = make_trainer(checking.VerifyBatches(steps=2), checking.FiniteInputs(), count, data=data)
-    trainer.train(0, 3)
-    assert count.counts.tolist() == [3 * 2] * 4
-    assert values(trainer, "data/rarest_class")[0] == 0.25
+def test_a_custom_event_reaches_another_hook_and_an_error_names_it():
+    data = labelled_batches()
     data[3][0][1, 2] = math.nan
+    with pytest.raises(FloatingPointError):  # the batch is the fourth
+        make_trainer(checking.VerifyBatches(steps=3), checking.FiniteInputs(), data=data).train(0, 5)
     with pytest.raises(ValueError, match="1 values that are not finite") as caught:
         make_trainer(checking.VerifyBatches(), checking.FiniteInputs(), data=data).train(0, 5)
     assert caught.value.__notes__[0] == "(in hook FiniteInputs.verify_batch, at iteration 3)"

@@ -82,9 +82,6 @@ def test_a_hook_that_is_registered_or_removed_while_running_joins_or_leaves_at_o
     assert moved.seen == leaving.seen + late.seen
 
 
-# ---------------------------------------------------------------------------- order
-
-
 class Source(HookBase):
     pass
 
@@ -122,9 +119,6 @@ def test_hooks_that_do_not_fit_are_refused(there, new, message):
     assert trainer._hooks == there
 
 
-# ---------------------------------------------------------------------------- state
-
-
 def test_two_stateful_hooks_of_one_class_both_keep_their_state():
     first, second = make(Counter(10), Counter(20)), make(Counter(), Counter())
     first.train(0, 2)
@@ -147,9 +141,6 @@ def test_a_state_that_a_hook_cannot_load_is_an_error_that_names_the_hook():
         make(Counter()).load_state_dict({"iteration": 3, "hooks": {"Counter": {}}})
 
 
-# ---------------------------------------------------------------------------- one hook in several trainers
-
-
 def test_a_hook_of_a_trainer_that_has_trained_starts_fresh_in_another():
     hook = Counter()
     first, second = make(hook), make()
@@ -163,9 +154,6 @@ def test_a_hook_of_a_trainer_that_has_trained_starts_fresh_in_another():
     first.load_state_dict({"iteration": 6, "hooks": {"Counter": {"count": 7}}})  # which is kept
     first.train(7, 9)
     assert (hook.count, hook.trainer.finished_iter) == (9, 8)
-
-
-# ---------------------------------------------------------------------------- costs
 
 
 def test_the_time_of_a_call_within_another_hook_counts_once(monkeypatch):

@@ -53,9 +53,6 @@ def test_a_sampler_that_draws_is_the_same_on_every_rank_and_after_a_resume():
     assert len({tuple(chain(*whole[at : at + 8])) for at in (0, 8, 16)}) == 3
 
 
-# ---------------------------------------------------------------------------- trainer.sample_indices
-
-
 DATA = TensorDataset(torch.arange(10.0)[:, None])
 
 

@@ -101,9 +101,6 @@ def test_lengths_are_grouped_and_every_sample_is_seen_once():
         LengthGroupedSampler(range(10), 4, [1, 2, 3])
 
 
-# ---------------------------------------------------------------------------- detectron2's annotations and subclasses
-
-
 def test_repeat_factors_are_computed_from_annotations_and_categories():
     samples = [{"annotations": [{"category_id": 0}, {"category_id": 1}]}, {"annotations": [{"category_id": 0}]}]
     samples.append({"annotations": []})

@@ -153,8 +153,6 @@ def test_only_a_set_without_a_state_is_read_again_with_a_warning(source, read_ag
     assert ("12 samples are read and discarded" in log.text) == bool(read_again)
 
 
-# ---------------------------------------------------------------------------- from a config
-
 DATASET_REGISTRY.register(OwnShards)
 
 

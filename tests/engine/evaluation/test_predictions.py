@@ -89,8 +89,6 @@ def test_without_samples_the_file_is_empty(tmp_path):
         assert write_predictions([], str(tmp_path / f"predictions.{format}")) == 0
 
 
-# ---------------------------------------------------------------------------- TEST.PREDICTIONS_COLUMNS
-
 BATCH = {"x": torch.ones(2, 4), "label": torch.tensor([1, 0]), "id": ["a", "b"]}
 SCORES = torch.tensor([[0.0, 2.0], [3.0, 1.0]])
 

@@ -52,9 +52,6 @@ def test_results_are_compared_with_the_expected_ones(caplog, expected, met, mess
     assert message in caplog.text
 
 
-# ---------------------------------------------------------------------------- a few test batches before training
-
-
 @DATASET_REGISTRY.register()
 def wrong_labels() -> ArrayDataset:
     return ArrayDataset(torch.zeros(40, 8), torch.zeros(40, 2))

@@ -42,9 +42,6 @@ def test_adapter_is_built_from_the_config():
     assert adapter.targets(batch) is batch["class"]
 
 
-# ---------------------------------------------------------------------------- memory format, checkpointing, compilation
-
-
 COMPILED = {"ENABLED": True}
 
 

@@ -140,9 +140,6 @@ def test_kept_results_are_not_computed_again_and_gradients_are_equal(keep):
         assert counts["some"][word] == expected
 
 
-# ---------------------------------------------------------------------------- MODEL.SYNC_BATCHNORM
-
-
 def test_several_processes_on_gpus_convert_all_batch_norms_and_keep_names(monkeypatch):
     cfg = get_cfg()
     cfg.MODEL.NAME, cfg.MODEL.DEVICE, cfg.MODEL.SYNC_BATCHNORM = "ConvNet", "cpu", True

@@ -29,9 +29,6 @@ def test_models_return_one_score_per_class(model):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-# ---------------------------------------------------------------------------- losses
-
-
 def tokens():
     """Scores (N, time, vocabulary) and targets (N, time), some of which do not count."""
     generator = torch.Generator().manual_seed(0)

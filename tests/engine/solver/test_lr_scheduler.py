@@ -41,9 +41,6 @@ def test_warmup_methods(method, expected):
     assert advance(LRMultiplier(make_optimizer(1.0), schedule, 8), 8)[:5] == pytest.approx(expected)
 
 
-# ---------------------------------------------------------------------- detectron2's classes
-
-
 def test_multi_step_with_warmup():
     scheduler = WarmupMultiStepLR(make_optimizer(5.0), [10, 15], gamma=0.1, warmup_factor=0.001, warmup_iters=5)
     assert isinstance(scheduler, LRScheduler)

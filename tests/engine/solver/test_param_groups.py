@@ -87,9 +87,6 @@ def test_a_later_group_of_the_same_parameter_overrides_the_earlier():
     ]
 
 
-# ---------------------------------------------------------------------- SOLVER.PARAM_GROUPS
-
-
 class Net(nn.Module):
     """An embedding, two blocks with a norm each, and a head."""
 

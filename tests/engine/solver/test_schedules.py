@@ -87,8 +87,6 @@ def test_impossible_settings_are_named(cfg, message):
         learning_rates(cfg)
 
 
-# ---------------------------------------------------------------------- arguments that are lengths of the run
-
 TORCH = "torch.optim.lr_scheduler:"
 
 

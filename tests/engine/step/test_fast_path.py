@@ -92,9 +92,6 @@ def test_hooks_and_overridden_or_replaced_methods_are_called():
     assert seen == ["before", "after", "before", "after", "global", "instance"]
 
 
-# ---------------------------------------------------------------------------- loaders
-
-
 class OwnLoader(DataLoader):
     def __iter__(self):
         return iter(["mine"])

@@ -157,9 +157,6 @@ def test_signals_after_a_complete_run_do_not_change_its_exit_code(tmp_path):
     assert (code, str(output).count("stopped")) == (0, 2)
 
 
-# ---------------------------------------------------------------------------- TimeLimit
-
-
 def timed(clock, limit, *hooks):
     """A trainer whose steps take a second."""
     return Counting({}, limit, *hooks, CallbackHook(before_step=clock.takes(1)))

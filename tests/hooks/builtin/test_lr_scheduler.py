@@ -152,8 +152,6 @@ def test_by_default_the_schedule_is_that_of_the_trainer_also_of_a_second_one():
         assert rates.used == [1.0, 0.5, 0.25]
 
 
-# ---------------------------------------------------------------------- by a metric
-
 LOSSES = [5.0, 6.0, 4.0, 4.5, 4.2, 9.0]
 
 

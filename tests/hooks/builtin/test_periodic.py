@@ -52,9 +52,6 @@ def fail(*_):
     raise Broken
 
 
-# ---------------------------------------------------------------------------- names and content
-
-
 @pytest.mark.parametrize(
     ("until", "args", "expected"),
     [
@@ -113,9 +110,6 @@ def test_wrong_arguments_are_refused(make):
         RollingCheckpointer(make()[1], 2, keep=0)
 
 
-# ---------------------------------------------------------------------------- runs that end early
-
-
 def test_an_interrupted_final_evaluation_leaves_a_final_checkpoint_without_the_end(train, make):
     with pytest.raises(Broken):
         train(4, 0, hooks=[CallbackHook(after_train=fail)])
@@ -137,18 +131,12 @@ def test_an_interrupted_run_is_saved_under_its_iteration_and_a_stopped_one_as_fi
     assert saved(checkpointer, expected[-1].removesuffix(".pth"))["iteration"] == 4
 
 
-# ---------------------------------------------------------------------------- max_to_keep
-
-
 def test_only_the_newest_are_kept_also_of_an_interrupted_run_and_over_resumes(train):
     stop = CallbackHook(after_step=at(6, lambda trainer: trainer.request_stop("", exit_code=75)))
     _, checkpointer = train(20, 2, max_to_keep=2, hooks=[stop])
     assert files(checkpointer) == names(5, 6, final=False)
     train(11, 2, max_to_keep=2, start=7)
     assert files(checkpointer) == names(7, 9)
-
-
-# ---------------------------------------------------------------------------- RollingCheckpointer
 
 
 @pytest.mark.parametrize("name", ["../thesis.pth", "{}/thesis.pth", "notes.txt", "model_final.pth", "model_12.pth"])
@@ -191,9 +179,6 @@ def test_a_resume_takes_the_newest_checkpoint_rolling_or_not(tmp_path):
     assert resumed.start_iter == 14
     resumed.train()
     assert [path.name for path in tmp_path.glob("rolling*")] == ["rolling_0000017.pth"]
-
-
-# ---------------------------------------------------------------------------- ExceptionCheckpointer
 
 
 @pytest.mark.parametrize(

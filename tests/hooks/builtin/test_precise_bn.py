@@ -36,9 +36,6 @@ def test_statistics_are_those_of_the_data_before_the_evaluation_of_the_same_step
     assert model.norm.num_batches_tracked == 5  # only steps
 
 
-# ---------------------------------------------------------------------- in a config's run
-
-
 @DATASET_REGISTRY.register()
 class drawn_images(Dataset):
     """Images with noise of torch's, numpy's and python's generators."""

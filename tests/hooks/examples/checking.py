@@ -1,4 +1,4 @@
-"""Hooks with a custom event: one emits it, others listen."""
+"""Hooks with a custom event: one emits it, the other listens."""
 
 from typing import Any
 
@@ -24,14 +24,3 @@ class FiniteInputs(HookBase):
     def verify_batch(self, batch: Any) -> None:
         if not torch.isfinite(batch[0]).all():
             raise ValueError(f"a batch has {int((~torch.isfinite(batch[0])).sum())} values that are not finite")
-
-
-class CountClasses(HookBase):
-    """Counts the labels of verified batches, and puts the share of the rarest class."""
-
-    def __init__(self, num_classes: int) -> None:
-        self.counts = torch.zeros(num_classes)
-
-    def verify_batch(self, batch: Any) -> None:
-        self.counts += torch.bincount(batch[1].cpu(), minlength=len(self.counts))
-        self.trainer.storage.put_scalar("data/rarest_class", self.counts.min() / self.counts.sum())

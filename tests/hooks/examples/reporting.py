@@ -18,8 +18,3 @@ class Notifier(HookBase):
     def after_train(self) -> None:
         if not self.trainer.failed and self.trainer.comm.is_main_process():
             self.send(f"ended at iteration {self.trainer.iter} of {self.trainer.max_iter}")
-
-
-def note_the_epoch(trainer) -> None:
-    """Puts a line of text after each epoch: ``trainer.on("after_epoch")(note_the_epoch)``."""
-    trainer.storage.put_text("epochs", f"epoch {trainer.epoch} is over at iteration {trainer.iter}")

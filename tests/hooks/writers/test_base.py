@@ -25,9 +25,6 @@ def places(rows, name):
     return [row["iteration"] for row in rows if name in row]
 
 
-# ---------------------------------------------------------------------- rows
-
-
 def test_rows_are_written_every_period_and_at_the_last_step_with_every_metric_once(path):
     """Also those of hooks after the writer, and those put after training."""
     sparse = [put(f"at_{at}", at) for at in (0, 7, 19, 20, 33, 49)]
@@ -102,9 +99,6 @@ def test_nothing_is_lost_when_a_step_or_a_hook_fails(path, fails):
     with pytest.raises(RuntimeError, match="broken"):
         trainer.train(0, 100)
     assert [row["loss"] for row in rows_of(path)] == [2.0, 5.0, 7.0]
-
-
-# ---------------------------------------------------------------------- the console
 
 
 class Steps(TrainerBase):

@@ -36,9 +36,6 @@ def csv_rows(path):
         return list(csv.DictReader(file))
 
 
-# ---------------------------------------------------------------------- content
-
-
 def test_a_json_row_has_the_iteration_then_metrics_by_name_and_null_for_nan(path):
     with EventStorage(3) as storage:
         storage.put_scalars(b=2, a=1, nan=torch.tensor(float("nan")), inf=float("inf"), smoothing_hint=False)
@@ -53,9 +50,6 @@ def test_a_csv_file_gets_a_column_when_a_metric_appears(tmp_path):
     assert [row["accuracy"] for row in rows] == ["", "", "1.0", ""]
     assert [row['a,"b"'] for row in rows] == ["", "1.0", "", ""]
     assert [(row["iteration"], row["loss"]) for row in rows] == [(str(i), f"{i}.0") for i in (1, 3, 5, 7)]
-
-
-# ---------------------------------------------------------------------- resume
 
 
 def test_a_killed_and_resumed_run_has_the_files_of_an_uninterrupted_one(tmp_path, log):
@@ -114,9 +108,6 @@ def test_a_resume_removes_rows_that_come_again_and_keeps_files_that_are_not_its_
         assert path.read_bytes() == after
         assert (path.stat().st_ino == inode) == (before == after)
     assert (tmp_path / "metrics.old").read_text() == "an earlier backup"
-
-
-# ---------------------------------------------------------------------- disks that fail
 
 
 def test_writers_of_two_periods_resume_without_losing_rows(tmp_path):

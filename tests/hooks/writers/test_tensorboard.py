@@ -49,9 +49,6 @@ def put_media(trainer):
     storage.put_text("text", "hello")
 
 
-# ---------------------------------------------------------------------- values and media
-
-
 def test_each_writer_gets_every_value_and_medium_once(tmp_path):
     folders = [tmp_path / "a", tmp_path / "b"]
     writers = [TensorboardXWriter(str(folder)) for folder in folders]
@@ -85,8 +82,6 @@ def test_after_a_resume_by_hand_each_point_is_shown_once(tmp_path):
     assert found["train/loss"] == [9, 19, 29, 39, 49, 59]
     assert found["image"] == found["histogram"] == found["text/text_summary"] == [0, 30]
 
-
-# ---------------------------------------------------------------------- names, config
 
 RUN = (
     *("LOG.WRITERS", ["CommonMetricPrinter", "JSONWriter", "TensorboardXWriter"], "LOG.PERIOD", 4),

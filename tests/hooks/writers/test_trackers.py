@@ -104,9 +104,6 @@ def test_the_tracker_is_told_how_the_run_ended(end, how):
     assert the_run()["ends"] == [how]
 
 
-# ---------------------------------------------------------------------- trouble
-
-
 def outage(server, first, last):
     """The server is down from one iteration to another. Each write sends."""
 
@@ -128,8 +125,6 @@ def test_a_run_that_continues_while_a_tracker_is_down_sends_all_rows_later(serve
     assert "Training continues, and rows wait in memory: MemoryTracker" in caplog.text
     assert iterations() == [9, 19, 29, 39, 49, 59, 69, 79]
 
-
-# ---------------------------------------------------------------------- resume
 
 RUN = (
     *("LOG.WRITERS", ["JSONWriter", "MemoryTracker"], "LOG.PERIOD", 4, "LOG.PROGRESS_BAR", False),
