@@ -136,61 +136,28 @@ def install(python: str, *what: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-SCRIPT = """
-import sys
-from importlib.util import find_spec
-from pathlib import Path
-
-import hookline
-from hookline.config import get_cfg
-from hookline.engine import DefaultTrainer, default_setup
-
-REPOSITORY, PLACE = map(Path, sys.argv[1:3])
-assert PLACE in Path(hookline.__file__).resolve().parents, hookline.__file__
-assert not any(Path(folder or ".").resolve() == REPOSITORY for folder in sys.path), sys.path
-assert not [name for name in ("config", "hooks", "engine", "tools", "tests", "configs") if find_spec(name)]
-for name in sys.argv[3:]:
-    assert find_spec(name), name
-cfg = get_cfg()
-cfg.merge_from_list(["MODEL.NAME", "MLP", "MODEL.ARGS", {"in_features": 8, "num_classes": 4}, "OUTPUT_DIR", "run"])
-cfg.merge_from_list(["MODEL.LOSS.NAME", "CrossEntropyLoss", "DATASETS.TRAIN", ("synthetic",)])
-cfg.merge_from_list(["DATASETS.TEST", ("synthetic",), "TEST.METRICS", ("Accuracy",), "SOLVER.MAX_ITER", "5ep"])
-cfg.merge_from_list(["SOLVER.BASE_LR", 0.1, "SOLVER.WARMUP_ITERS", 5, "SEED", 0])
-default_setup(cfg, None)
-result = DefaultTrainer(cfg).train()
-assert result.reason == "completed", result
-assert result.metrics["synthetic/accuracy"] > 0.8, result
-assert all(Path("run", name).exists() for name in ("config.yaml", "metrics.json", "model_final.pth"))
-print("trained")
-"""
-
-
-def check_use(python: str, place: Path, folder: Path, *modules: str) -> None:
-    """Train with a user's script, from a folder of the user's."""
+def train(python: str, folder: Path) -> str:
+    """Train an example with the installed command, in a folder of the user's; return its output."""
     folder.mkdir()
-    (folder / "my_script.py").write_text(SCRIPT)
-    done = run_python(["my_script.py", str(ROOT), str(place), *modules], folder, python)
+    keys = ("MODEL.DEVICE", "cpu", "SOLVER.MAX_ITER", "5", "OUTPUT_DIR", "run")
+    # It has Python code beside its config.
+    done = run_python(["-m", "hookline", "train", "--config-file", "gan/rings.yaml", *keys], folder, python)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "trained" in done.stdout
+    assert all((folder / "run" / name).exists() for name in ("config.yaml", "metrics.json", "model_final.pth"))
+    return done.stdout.split("Config file: ")[1].splitlines()[0]
 
 
 def test_the_wheel_trains_without_the_repository_in_a_folder_of_the_users(wheel, tmp_path):
     python = environment(tmp_path / "venv")
     install(python, str(wheel))
     folder = tmp_path / "elsewhere"
-    check_use(python, tmp_path / "venv", folder)
-
-    def run(*words, place=folder):
-        done = run_python([*words], place, python)
+    assert str(tmp_path / "venv") in train(python, folder)
+    for words in (["-m", "hookline", "new", "my_project"], ["-m", "pytest", "my_project"]):
+        done = run_python(words, folder, python)
         assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    hookline = str(Path(python).with_name("hookline"))
-    run(hookline, "new", "my_project")
-    assert "1 passed" in run("-m", "pytest", place=folder / "my_project")
-    example = ("--config-file", "gan/rings.yaml")  # which has Python code beside it
-    out = run(hookline, "train", *example, "MODEL.DEVICE", "cpu", "SOLVER.MAX_ITER", "5")
-    assert str(tmp_path / "venv") in out.split("Config file: ")[1].splitlines()[0]
+    assert "1 passed" in done.stdout
+    done = run_python([str(Path(python).with_name("hookline")), "--version"], folder, python)
+    assert done.stdout == f"hookline {hookline.__version__}\n"
 
 
 def test_an_editable_install_trains_from_elsewhere_and_sees_changes(tree, tmp_path):
@@ -198,4 +165,6 @@ def test_an_editable_install_trains_from_elsewhere_and_sees_changes(tree, tmp_pa
     copy = shutil.copytree(tree, tmp_path / "checkout")
     install(python, "--no-build-isolation", "-e", str(copy))
     (copy / "hooks" / "brand_new.py").touch()
-    check_use(python, copy, tmp_path / "elsewhere", "hookline.hooks.brand_new")
+    assert str(copy) in train(python, tmp_path / "elsewhere")
+    done = run_python(["-c", "import hookline.hooks.brand_new"], tmp_path, python)
+    assert done.returncode == 0, done.stderr

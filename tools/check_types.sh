@@ -10,6 +10,7 @@ for name in src/hookline/* config hooks engine; do
     ln -s "$PWD/$name" "$links/hookline/"
 done
 MYPYPATH="$links" mypy --config-file pyproject.toml -p hookline
+MYPYPATH="$links" mypy --config-file pyproject.toml tests/cli/typed_script.py
 if command -v pyright >/dev/null; then
     ln -s "$PWD/tools" "$links/tools"
     mkdir "$links/readme"

@@ -13,7 +13,6 @@ import pytest
 from ranks import HOOKLINE, complete
 from run_folders import make_run
 from small_runs import config_trainer
-from snippets import run_python
 
 from hookline.config import get_cfg
 
@@ -78,21 +77,6 @@ def test_new_writes_five_files_and_shows_the_next_commands(command):
         assert code == 0
         assert sorted(os.listdir(folder)) == sorted([*before, *PROJECT])
         assert f"  cd {shlex.quote(folder)}\n" in out
-
-
-@pytest.mark.slow
-def test_a_new_project_trains_and_its_test_passes(command, tmp_path):
-    commands = re.findall(r"^  (.+)$", command("new", "my_project")[1], re.MULTILINE)
-    assert commands[0] == "cd my_project"
-    folder = tmp_path / "my_project"
-    for line in commands[1:]:
-        words = shlex.split(line)
-        words = words[1:] if words[0] == "python" else ["-m", *words]
-        done = run_python(words, folder)
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
-    assert (folder / "output" / "model_best.pth").exists()
-    assert "weight_norm" in (folder / "output" / "metrics.json").read_text()
 
 
 # ---------------------------------------------------------------------- plot, compare

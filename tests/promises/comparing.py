@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import re
 from collections.abc import Container
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,40 @@ def tensorboard(folder: Path, timings: Container[str]) -> dict[tuple[str, str], 
             found = getattr(events, kind.capitalize())(tag)
             shown[kind, tag] = [(event.step, None if timing else getattr(event, value)) for event in found]
     return shown
+
+
+# Values that differ from run to run.
+TIMINGS = (
+    *("time", "data_time", "eta_seconds", "samples_per_s", "flops_per_s", "mfu"),
+    *("eval_time", "eval_samples_per_s"),
+)
+
+
+def left_behind(run: Path, kept: str = r".*\.old") -> dict[str, Any]:
+    """Return everything that a finished run left, by name, without timings.
+
+    Args:
+        kept: a pattern of files that a resume keeps of what was there before.
+
+    Returns:
+        Also ``state``, that of the trainer.
+    """
+    files = (name for name in os.listdir(run) if not re.fullmatch(rf"events\..*|log.*|{kept}", name))
+    final, best = torch.load(run / "model_final.pth", weights_only=True), run / "model_best.pth"
+    state, table = final["trainer"], run / "metrics.csv"
+    return {
+        "state": state,
+        "weights": frozen(final["model"]),
+        "optimizer": frozen(state["optimizer"]),
+        "random numbers": frozen(state["rng"]),
+        "averages": {key: frozen(hook) for key, hook in state["hooks"].items() if "averaged_model" in hook},
+        "best weights": frozen(torch.load(best, weights_only=True)["model"]) if best.exists() else None,
+        "last_checkpoint": (run / "last_checkpoint").read_text(),
+        "rows": json_rows(run / "metrics.json", TIMINGS),
+        "table": csv_rows(table, TIMINGS) if table.exists() else [],
+        "tensorboard": tensorboard(run, TIMINGS),
+        "files": sorted(files),
+    }
 
 
 def _untimed(row: dict[str, Any], timings: Container[str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import csv_rows, frozen, json_rows, tensorboard
+from comparing import frozen, left_behind
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
@@ -271,31 +271,20 @@ def kill_in_save(trainer: DefaultTrainer) -> None:
     trainer.checkpointer.remove = remove_or_die
 
 
-# ---------------------------------------------------------------------- files of a run
-
-TIMINGS = (
-    *("time", "data_time", "eta_seconds", "samples_per_s", "flops_per_s", "mfu"),
-    *("eval_time", "eval_samples_per_s"),
-)
+# ---------------------------------------------------------------------- what a run did and left
 
 
-def left_behind(trainer: DefaultTrainer, folder: Path, reason: str) -> dict[str, Any]:
-    """Return everything a run left, by name, except what was written before the kill."""
-    watch = trainer.find_hook(Watch)
-    final = torch.load(folder / "model_final.pth", weights_only=True)
-    state = final["trainer"]
-    hooks = state["hooks"]
-    best = folder / "model_best.pth"
-    table = folder / "metrics.csv"
+def ending(trainer: DefaultTrainer, folder: Path, reason: str) -> dict[str, Any]:
+    """Return everything that a run left, by name, and what it did after the kill."""
+    watch, since = trainer.find_hook(Watch), partial(since_kill, trainer.start_iter)
     # A resumed run is in a copy of the killed run's folder: it keeps config.yaml, which names that folder, as .old.
-    ignored = ("events.", "log", "config.yaml.old")
-    names = sorted(name for name in os.listdir(folder) if not name.startswith(ignored))
-    since = partial(since_kill, trainer.start_iter)
+    left = left_behind(folder, kept=r"config\.yaml\.old")
+    state = left.pop("state")
+    hooks = state["hooks"]
     return {
+        **left,
         "error": None,
         "end": (reason, state["iteration"]),
-        "weights": frozen(final["model"]),
-        "optimizer": frozen(state["optimizer"]),
         "rates": since(watch.rates),
         "batches": since(watch.batches),
         "draws": since(watch.draws),
@@ -304,16 +293,10 @@ def left_behind(trainer: DefaultTrainer, folder: Path, reason: str) -> dict[str,
         "calls": [iteration for iteration in watch.calls if iteration > KILLED_AT],
         "scaler": frozen(state.get("grad_scaler")),
         "position": frozen(state["data"]),
-        "random numbers": frozen(state["rng"]),
-        "averages": {key: frozen(hook) for key, hook in hooks.items() if "averaged_model" in hook},
         "early stopping": hooks.get("EarlyStopping"),
         "spikes": hooks.get("LossSpike"),
-        "best": (hooks.get("BestCheckpointer"), frozen(torch.load(best)["model"]) if best.exists() else None),
+        "best": hooks.get("BestCheckpointer"),
         "kept": hooks["PeriodicCheckpointer"],
-        "files": names,
-        "rows": json_rows(folder / "metrics.json", TIMINGS),
-        "table": csv_rows(table, TIMINGS) if table.exists() else [],
-        "tensorboard": tensorboard(folder, TIMINGS),
     }
 
 
@@ -343,7 +326,7 @@ class Runs:
         folder = self.new()
         trainer = make(scenario, folder)
         reason = trainer.train().reason
-        return left_behind(trainer, folder, reason)
+        return ending(trainer, folder, reason)
 
     def killed(self, scenario: str) -> Path:
         """Return the folder of a killed run, or of a complete one to be extended."""
@@ -389,7 +372,7 @@ class Runs:
             reason = trainer.train().reason
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}", "taken": taken}
-        return {**left_behind(trainer, folder, reason), "taken": taken}
+        return {**ending(trainer, folder, reason), "taken": taken}
 
 
 @pytest.fixture(scope="module")
@@ -405,7 +388,7 @@ class Case:
     """How a missing item is detected.
 
     Attributes:
-        shows: the name of what is then different, see :func:`left_behind`.
+        shows: the name of what is then different, see :func:`ending`.
         fresh: makes what a new run has in its place, of the checkpoint; by default the new run's own state is asked.
         scenario: the run.
         overrides: what is changed in the config of the run that resumes, where the item is there for that.

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from comparing import csv_rows, frozen, json_rows, tensorboard
+from comparing import left_behind
 from injector import Operation, Plan, recorded
 from ranks import ROOT, fork, tool
 
@@ -42,7 +41,6 @@ CONFIG = {
 }
 LONGER = ("SOLVER.MAX_ITER", "18")
 USERS_FILES = ("notes.txt.old.1", "inference.py", "pretrained.pth", "photos.old.2019/photo.jpg")
-TIMINGS = ("time", "data_time", "eta_seconds")
 # Seconds after which a run counts as hanging. It takes a fifth of a second.
 PATIENCE = 60.0
 REFUSED = 2
@@ -106,30 +104,15 @@ class Ending:
 # ---------------------------------------------------------------------- files of a run
 
 
-def left_behind(run: Path) -> dict[str, Any]:
-    """Return everything a finished run left, by name, without timings."""
-    final = torch.load(run / "model_final.pth", weights_only=True)
-    best = torch.load(run / "model_best.pth", weights_only=True)
-    state = final["trainer"]
+def ending(run: Path) -> dict[str, Any]:
+    """Return everything that a run left, but for checkpoints that the next save removes, or has removed."""
+    left = left_behind(run)
+    state = left.pop("state")
     recent, chosen = (state["hooks"][name] for name in ("PeriodicCheckpointer", "BestCheckpointer"))
     return {
+        **left,
         "iteration": state["iteration"],
-        "weights": frozen(final["model"]),
-        "optimizer": frozen(state["optimizer"]),
-        "random numbers": frozen(state["rng"]),
-        "average": frozen({key: hook for key, hook in state["hooks"].items() if key.startswith("EMA")}),
-        "best weights": frozen(best["model"]),
-        # Without those that the next save removes, or has removed.
         "kept": (recent["recent_checkpoints"][-2:], {**chosen, "written": []}),
-        "metrics.json": json_rows(run / "metrics.json", TIMINGS),
-        "metrics.csv": csv_rows(run / "metrics.csv", TIMINGS),
-        "tensorboard": tensorboard(run, TIMINGS),
-        "last_checkpoint": (run / "last_checkpoint").read_text(),
-        "files": sorted(
-            name
-            for name in os.listdir(run)
-            if not name.startswith(("events.", "log.txt")) and not name.endswith(".old")
-        ),
     }
 
 
@@ -155,11 +138,11 @@ def untouched(folder: Path, config: dict[str, Any]) -> Untouched:
     case = Case(folder, config)
     first = case.start(record=str(folder / "operations"))
     assert first.code == 0, first.err
-    end = left_behind(case.run)
+    end = ending(case.run)
     second = case.start("--resume", *LONGER)
     assert second.code == 0, second.err
     assert not case.users_files_changed()
-    return Untouched(recorded(folder / "operations"), end, left_behind(case.run))
+    return Untouched(recorded(folder / "operations"), end, ending(case.run))
 
 
 KILL = (("write", ".tmp-model_0000008.pth", 3), "kill before")
@@ -196,7 +179,7 @@ def try_fault(
         # A file that could not be removed, or that an extension removes after a kill at the very end.
         left = "" if kills and arguments else removal_at(whole.operations, operation, fault)
         try:
-            different = differences(left_behind(case.run), expected, left)
+            different = differences(ending(case.run), expected, left)
         except Exception as error:  # a file is missing or corrupt
             different = [f"{type(error).__name__}: {error}"]
         if different:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from comparing import frozen, json_rows
+from comparing import left_behind
 from forker import Forked
 from ranks import ROOT, fork, tool
 
@@ -53,11 +52,9 @@ def start(argv: list[str], log: Path) -> Forked:
 
 
 def result(folder: Path) -> dict[str, Any]:
-    """Return the final weights, their EMA, and the metrics without timings."""
-    final = torch.load(folder / "run/model_final.pth", weights_only=True)
-    [average] = [state["averaged_model"] for key, state in final["trainer"]["hooks"].items() if key.startswith("EMA")]
-    rows = json_rows(folder / "run/metrics.json", ("time", "data_time", "eta_seconds"))
-    return {"weights": frozen(final["model"]), "average": frozen(average), "rows": rows}
+    """Return the final weights and state, and the metrics without timings."""
+    left = left_behind(folder / "run")
+    return {name: left[name] for name in ("weights", "optimizer", "averages", "random numbers", "best weights", "rows")}
 
 
 def sweep(tmp_path: Path, kills: int, config: dict, **loader) -> None:

@@ -4,6 +4,7 @@ import logging
 import shutil
 import sys
 
+import meshes
 import pytest
 import torch
 from parts import CLIP, ROOT, run_of, whole
@@ -12,9 +13,10 @@ from small_runs import same
 from snippets import Page
 
 from hookline.config import ConfigError
-from hookline.engine import comm
+from hookline.engine import DefaultTrainer, comm
 from hookline.engine.parallel import Strategy
 from hookline.hooks import HookBase
+from hookline.hooks.common import gathered, unwrap_model
 
 
 class DrawnSame(HookBase):
@@ -86,6 +88,27 @@ def check_local_sgd_resumes_exactly_with_the_same_weights_on_all_ranks(folder):
     _, again = resume(folder / "run", "local_sgd:LocalSGD", *LOCAL_SGD)
     assert same(again.model.state_dict(), through.model.state_dict())
     assert same(again.model.state_dict(), comm.broadcast_object(again.model.state_dict()))
+
+
+def check_ranks_that_share_a_text_train_and_evaluate_like_ddp(folder):
+    text = (ROOT / "tests/distributed/strategies/context_parallel.py").read_text()
+    if comm.is_main_process():
+        (folder / "context_fsdp.py").write_text(text.replace("import DDP", "import FSDP2 as DDP"))
+    comm.synchronize()
+    sys.path.insert(0, str(folder))
+    size = {"vocab_size": 12, "block_size": 8, "width": 16, "depth": 2, "heads": 8, "kv_heads": 4}
+    options = ["MODEL.NAME", "GPT", "MODEL.ARGS", repr(size), "MODEL.ACTIVATION_CHECKPOINTING", "['TransformerBlock']"]
+    options += ["MODEL.ACTIVATION_CHECKPOINTING_KEEP", "['matmul', 'attention']", "SOLVER.ACCUMULATION_STEPS", "2"]
+    options += ["SOLVER.OPTIMIZER.NAME", "SGD", "SOLVER.OPTIMIZER.ARGS.momentum", "0.9", "TEST.EVAL_PERIOD", "2"]
+    weights = []
+    for strategy in ("ddp", "context_parallel:ContextParallel", "context_fsdp:ContextParallel"):
+        trainer = DefaultTrainer(meshes.config(folder / strategy, *options, "PARALLEL.NAME", strategy))
+        trainer.train()
+        comm.synchronize()
+        weights.append({name: gathered(value) for name, value in unwrap_model(trainer.model).state_dict().items()})
+        assert_same(folder / strategy, folder / "ddp")
+        for name, value in weights[0].items():
+            torch.testing.assert_close(weights[-1][name], value, rtol=0, atol=1e-5)
 
 
 # ---------------------------------------------------------------------- what is refused
