@@ -18,6 +18,7 @@ from typing import Any
 
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
 from iopath.common.file_io import g_pathmgr
+from torch import distributed as dist
 from torch import nn
 
 from ...config.atomic import OnError, check_on_error, mend
@@ -248,8 +249,8 @@ class Checkpointer(FvcoreCheckpointer):
         find = partial(find_named, path=resume) if isinstance(resume, str) else find_resumable
         self.resumed_from = find(self) if resume else ""
         if self.resumed_from:
-            # Of a file only rank 0's copy was: machines need no shared folder.
-            if comm.is_main_process() or os.path.isdir(self.resumed_from):
+            # Of a file only rank 0's copy was compared: machines need no shared folder.
+            if os.path.isdir(self.resumed_from) or not dist.is_initialized():
                 self._verified = self.resumed_from
             return self.load(self.resumed_from, weights_from="model" if self.checkpointables else weights_from)
         return self.load(path, checkpointables=[], strict=strict, weights_from=weights_from)

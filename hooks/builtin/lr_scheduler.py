@@ -107,6 +107,7 @@ class LRMultiplier(_TorchScheduler):
         self._max_iter = max_iter
         self._factor = math.nan  # of the rates that were set last; NaN: not known
         self._last_lr: list[float | torch.Tensor] = []
+        self._groups = optimizer.param_groups  # its load_state_dict() makes a new list
         super().__init__(optimizer, last_epoch=last_iter)
 
     def get_lr(self) -> list[float | torch.Tensor]:
@@ -185,6 +186,8 @@ def _step(scheduler: Any) -> None:
 def follow_rates(scheduler: Any, at_start: bool = False) -> None:
     """Scale the base rates of a torch scheduler where the rates are not those that it has set.
 
+    A rate that came with a loaded state of the optimizer is replaced by an ``LRMultiplier``, as detectron2's does.
+
     Args:
         scheduler: a scheduler; for other kinds than torch's nothing changes, nor for ``ReduceLROnPlateau``, which reads
             the rates itself, nor for rates that are tensors.
@@ -193,9 +196,18 @@ def follow_rates(scheduler: Any, at_start: bool = False) -> None:
     if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, _TorchScheduler):
         return
     last_rates = getattr(scheduler, "_last_lr", [])  # a subclass with a step() of its own may set none
-    for index, (group, last) in enumerate(zip(scheduler.optimizer.param_groups, last_rates, strict=False)):
+    groups, is_loaded = scheduler.optimizer.param_groups, False
+    if isinstance(scheduler, LRMultiplier):
+        scheduler._groups, is_loaded = groups, scheduler._groups is not groups
+    for index, (group, last) in enumerate(zip(groups, last_rates, strict=False)):
         rate = group["lr"]
         if isinstance(rate, torch.Tensor) or math.isclose(rate, last):
+            continue
+        if is_loaded:
+            group["lr"] = last
+            logger.warning(
+                "The learning rate of the optimizer's loaded state, %g, is set to the schedule's, %g", rate, last
+            )
             continue
         former = float(group.get("initial_lr", last)) if at_start else last
 

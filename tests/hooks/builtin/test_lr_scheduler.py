@@ -142,6 +142,21 @@ def test_a_rate_set_before_the_first_step_is_the_base_of_the_schedule():
     assert rates.used == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
 
 
+def test_the_rate_in_a_state_of_the_optimizer_that_a_script_loads_does_not_change_the_schedule(log):
+    state = small_trainer().optimizer.state_dict()
+    state["param_groups"][0]["lr"] = 0.0  # as at the end of a run
+
+    def load(trainer):
+        trainer.optimizer.load_state_dict(state)
+
+    trainer = small_trainer(LRScheduler(), rates := Rates(), at(2, load))
+    trainer.scheduler = LRMultiplier(trainer.optimizer, LinearParamScheduler(1.0, 0.0), 5)
+    load(trainer)
+    trainer.train(0, 5)
+    assert rates.used == pytest.approx([1.0, 0.8, 0.6, 0.0, 0.2])  # a hook's counts for one step, as in detectron2
+    assert "The learning rate of the optimizer's loaded state, 0, is set to the schedule's, 1" in log.text
+
+
 def test_by_default_the_schedule_is_that_of_the_trainer_also_of_a_second_one():
     hook = LRScheduler()
     for _ in range(2):
