@@ -2,6 +2,8 @@
 
 import json
 
+import torch
+
 from hookline.engine import TrainerBase
 from hookline.hooks import CallbackHook, PeriodicWriter
 
@@ -11,6 +13,18 @@ class Losses(TrainerBase):
 
     def run_step(self):
         self.storage.put_scalar("loss", float(self.iter))
+
+
+class TotalLosses(TrainerBase):
+    """``total_loss`` is a function of the iteration."""
+
+    def __init__(self, function, *hooks):
+        super().__init__()
+        self.function = function
+        self.register_hooks(hooks)
+
+    def run_step(self):
+        self.storage.put_scalar("total_loss", self.function(self.iter))
 
 
 def train_losses(*hooks, start=0, end=50, state=None):
@@ -41,6 +55,20 @@ def put(name, iteration=None, event="after_step"):
             trainer.storage.put_scalar(name, 1.0, smoothing_hint=False)
 
     return CallbackHook(**{event: put_one})
+
+
+def put_media(trainer):
+    trainer.storage.put_image("image", torch.rand(3, 4, 6))
+    trainer.storage.put_image("gray", torch.zeros(1, 4, 6, dtype=torch.uint8))
+    trainer.storage.put_histogram("histogram", torch.arange(1000.0))
+    trainer.storage.put_text("text", "a < b")
+
+
+TRACKED = (
+    *("LOG.PERIOD", 4, "LOG.PROGRESS_BAR", False, "SOLVER.MAX_ITER", 10, "SOLVER.CHECKPOINT_PERIOD", 3),
+    *("TEST.EVAL_PERIOD", 5, "CHECKPOINT.BEST.METRIC", "synthetic/accuracy"),
+)
+"""Settings of a short run with evaluations."""
 
 
 def rows_of(path):

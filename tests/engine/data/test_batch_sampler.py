@@ -4,11 +4,11 @@ from itertools import chain, count, islice
 import numpy as np
 import pytest
 import torch
+from small_runs import make_trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from hookline.config import ConfigError
-from hookline.engine import SimpleTrainer
 from hookline.engine.data import EpochSampler, GlobalBatchSampler, TrainingSampler, build_batch_data_loader
 from hookline.hooks import HookBase
 
@@ -72,10 +72,7 @@ class Seen(HookBase):
 
 
 def trainer_of(loader, *hooks):
-    model = Net(1, 1)
-    trainer = SimpleTrainer(model, loader, torch.optim.SGD(model.parameters(), lr=0.0))
-    trainer.register_hooks(hooks)
-    return trainer
+    return make_trainer(*hooks, model=Net(1, 1), data=loader, lr=0.0)
 
 
 def ours(workers=0, batch_size=4, **ranks):

@@ -11,7 +11,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from hookline.config import get_cfg
 from hookline.config.errors import MismatchError
 from hookline.engine.data import (
     COLLATE_REGISTRY,
@@ -30,6 +29,8 @@ from hookline.engine.data import (
 from hookline.engine.data.batches import batch_size_of, split_batch
 from hookline.engine.data.loader import whole_pass
 from hookline.engine.data.stream import StreamLoader
+
+from .test_build import make_cfg
 
 
 @DATASET_REGISTRY.register()
@@ -66,9 +67,8 @@ def broken_transform():
     ],
 )
 def test_the_error_names_the_sample(entry, note, workers, test):
-    cfg = get_cfg()
-    cfg.merge_from_list(["MODEL.DEVICE", "cpu", "DATALOADER.BATCH_SIZE", 4, "DATALOADER.NUM_WORKERS", workers])
-    cfg.merge_from_list(["DATASETS.TRAIN", [entry], "DATASETS.TEST", [entry]])
+    cfg = make_cfg([entry], NUM_WORKERS=workers)
+    cfg.DATASETS.TEST = [entry]
     name = entry if isinstance(entry, str) else entry["NAME"]
     batches = whole_pass(build_test_loader(cfg, name)) if test else EpochIterator(build_train_loader(cfg))
     with pytest.raises((KeyError, RuntimeError, OSError, ValueError)) as caught:
@@ -285,9 +285,8 @@ def test_rows_pairs_and_single_tensors_are_padded():
 
 @pytest.mark.parametrize("name", ["torch:stack", f"{__name__}:first_of"])
 def test_a_collate_function_may_have_any_signature(name):
-    cfg = get_cfg()
-    cfg.merge_from_list(["MODEL.DEVICE", "cpu", "DATASETS.TRAIN", [f"{__name__}:vectors"], "DATALOADER.BATCH_SIZE", 3])
-    cfg.merge_from_list(["DATALOADER.COLLATE_FN.NAME", name])
+    cfg = make_cfg([f"{__name__}:vectors"])
+    cfg.DATALOADER.COLLATE_FN.NAME = name
     assert next(iter(build_train_loader(cfg))).shape[-1] == 2
 
 
@@ -300,9 +299,7 @@ def first_of(*samples):
 
 
 def test_a_collate_function_gets_samples_also_of_data_that_returns_batches():
-    cfg = get_cfg()
-    cfg.merge_from_list(["MODEL.DEVICE", "cpu", "DATASETS.TRAIN", ["rows"], "DATALOADER.BATCH_SIZE", 3])
-    cfg.merge_from_list(["DATALOADER.COLLATE_FN.NAME", "scaled", "DATALOADER.COLLATE_FN.ARGS", {"factor": 2}])
+    cfg = make_cfg(["rows"], COLLATE_FN={"NAME": "scaled", "ARGS": {"factor": 2}})
     assert next(iter(build_test_loader(cfg, "rows"))).tolist() == [[0, 2], [4, 6], [8, 10]]
     assert next(iter(build_train_loader(cfg))).max() == 10
     only_training = {"NAME": "scaled", "ARGS": {"factor": 3}}

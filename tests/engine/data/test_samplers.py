@@ -1,5 +1,5 @@
 from collections import Counter
-from itertools import chain, islice
+from itertools import islice
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ from hookline.engine import comm
 from hookline.engine.data.samplers import (
     EpochSampler,
     GroupedBatchSampler,
-    InferenceSampler,
     LengthGroupedSampler,
     RandomSubsetTrainingSampler,
     RepeatFactorTrainingSampler,
@@ -63,19 +62,6 @@ def test_repeat_factors_are_met_on_average_and_a_random_subset_is_fixed():
     stream = take(RandomSubsetTrainingSampler(100, 0.2, seed_shuffle=1, seed_subset=2), 60)
     assert list(Counter(stream).values()) == [3] * 20
     assert set(take(RandomSubsetTrainingSampler(100, 0.2, seed_shuffle=9, seed_subset=2), 20)) == set(stream)
-
-
-@pytest.mark.parametrize(("size", "world_size"), [(10, 3), (2, 4), (0, 2)])
-def test_inference_shares_hold_every_sample_once(monkeypatch, size, world_size):
-    monkeypatch.setattr(comm, "get_world_size", lambda: world_size)
-    shares = []
-    for rank in range(world_size):
-        monkeypatch.setattr(comm, "get_rank", lambda rank=rank: rank)
-        sampler = InferenceSampler(size)
-        shares.append(list(sampler))
-        assert len(sampler) == len(shares[-1])
-    assert list(chain(*shares)) == list(range(size))
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 class Texts(list):

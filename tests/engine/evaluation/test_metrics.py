@@ -38,15 +38,6 @@ def test_ignored_targets_do_not_count():
     assert feed(Accuracy(), scores, target) == expected
 
 
-@pytest.mark.parametrize("top_k", [1, 2])
-def test_top_k_accuracy(top_k):
-    scores, target = random(5), classes(5)
-    rank = (scores > scores.gather(1, target[:, None])).sum(1)  # how many classes score higher
-    metric = Accuracy(top_k)
-    assert feed(metric, scores, target) == (rank < top_k).double().mean().item()
-    assert metric.name == ("accuracy" if top_k == 1 else f"accuracy_top{top_k}")
-
-
 @pytest.mark.parametrize(("preds", "target"), [((4, 3), (5,)), ((4,), (4,)), ((4, 3), (4, 3)), ((4, 3, 2), (4,))])
 def test_accuracy_refuses_shapes_that_do_not_fit(preds, target):
     with pytest.raises(ValueError, match="Accuracy needs"):

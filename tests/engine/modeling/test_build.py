@@ -3,10 +3,10 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from small_runs import make_trainer
 from torch import nn
 
 from hookline.config import ConfigError, get_cfg
-from hookline.engine import SimpleTrainer
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.evaluation import inference_on_dataset
 from hookline.engine.modeling import build_adapter, build_model
@@ -74,7 +74,7 @@ def trained(tmp_path, **keys):
     cfg = merged(**model_keys, **keys)
     model, adapter = build_model(cfg), build_adapter(cfg)
     batches = [(torch.randn(4, 8), torch.tensor([0, 1, 2, 0])) for _ in range(2)]
-    SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), 0.1), adapter=adapter).train(0, 3)
+    make_trainer(model=model, data=batches, adapter=adapter).train(0, 3)
     predictions = []
     inference_on_dataset(model, batches, None, predict=lambda *a: predictions.append(adapter.predict(*a)))
     Checkpointer(model, str(tmp_path)).save("model")
@@ -133,8 +133,7 @@ def test_small_models_are_shown_with_the_shapes_of_the_first_batch_and_nothing_i
         model, adapter = Mixed(more), build_adapter(get_cfg())
         adapter._layers_logged = not show
         batches = iter([torch.randn(3, 4) for _ in range(2)])
-        trainer = SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), 0.1), adapter=adapter)
-        trainer.train(0, 2)
+        make_trainer(model=model, data=batches, adapter=adapter).train(0, 2)
         assert model.calls == 2
         return model.state_dict(), torch.rand(1)
 

@@ -2,10 +2,10 @@ import weakref
 
 import pytest
 import torch
+from small_runs import make_trainer
 from torch import nn
 
 from hookline.config import ConfigError
-from hookline.engine import SimpleTrainer
 from hookline.engine.modeling import ModelAdapter
 from hookline.hooks import CallbackHook, HookBase
 
@@ -32,10 +32,7 @@ def make(*hooks, compiled=False, **options):
     if compiled:
         model.compile(backend="eager")
     batches = [(torch.randn(6, 4), torch.tensor([0, 1] * 3))] * 3
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = SimpleTrainer(model, batches, sgd, adapter=ModelAdapter(nn.CrossEntropyLoss()), **options)
-    trainer.register_hooks(hooks)
-    return trainer
+    return make_trainer(*hooks, model=model, data=batches, adapter=ModelAdapter(nn.CrossEntropyLoss()), **options)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])

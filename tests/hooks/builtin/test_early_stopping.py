@@ -1,22 +1,11 @@
 import os
 
 import pytest
+from metric_runs import TotalLosses, train_losses
 from small_runs import make_trainer
 
-from hookline.engine import TrainerBase
 from hookline.engine.checkpoint import Checkpointer
 from hookline.hooks import EarlyStopping, EvalHook, PeriodicCheckpointer
-
-
-class Losses(TrainerBase):
-    """Puts the next of some losses in each step."""
-
-    def __init__(self, losses):
-        super().__init__()
-        self.losses = losses
-
-    def run_step(self):
-        self.storage.put_scalar("total_loss", self.losses[self.iter])
 
 
 @pytest.mark.parametrize("tested", [False, True])
@@ -34,10 +23,9 @@ def gap(metrics):
 
 
 def test_the_metric_may_be_a_function_of_all_metrics():
-    trainer = Losses([3.0, 2.0, 2.0, 2.0, 2.0])
     stopping = EarlyStopping(f"{__name__}:gap", patience=2)
-    trainer.register_hooks([EvalHook(1, lambda: {"val": {"a": 1}}), stopping])
-    result = trainer.train(0, 5)
+    evaluation = EvalHook(1, lambda: {"val": {"a": 1}})
+    result = TotalLosses([3.0, 2.0, 2.0, 2.0, 2.0].__getitem__, evaluation, stopping).train(0, 5)
     assert result.iteration == 4
     assert f"{__name__}:gap" in result.reason
     assert stopping.state_dict() == {"best": -1.0, "count": 2}
@@ -53,11 +41,10 @@ def test_the_metric_may_be_a_function_of_all_metrics():
     ],
 )
 def test_it_stops_after_so_many_evaluations_without_an_improvement(values, arguments, iteration, best):
-    trainer = Losses([1.0] * len(values))
     remaining = iter(values)
     stopping = EarlyStopping("val/a", patience=2, **arguments)
-    trainer.register_hooks([EvalHook(1, lambda: {"val": {"a": next(remaining)}}), stopping])
-    assert (trainer.train(0, len(values)).iteration, stopping.best) == (iteration, best)
+    trainer = train_losses(EvalHook(1, lambda: {"val": {"a": next(remaining)}}), stopping, end=len(values))
+    assert (trainer.iter, stopping.best) == (iteration, best)
 
 
 def test_a_resume_that_stops_at_once_does_not_save_again(tmp_path):

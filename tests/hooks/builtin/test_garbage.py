@@ -2,27 +2,9 @@ import gc
 import weakref
 
 import pytest
+from metric_runs import train_losses
 
-from hookline.engine import TrainerBase
-from hookline.hooks import GarbageCollection
-
-
-class Cycles(TrainerBase):
-    """Each step creates an object that only the garbage collector can remove."""
-
-    def __init__(self):
-        super().__init__()
-        self.alive, self.left = [], weakref.WeakSet()
-
-    def run_step(self):
-        class Node:
-            pass
-
-        node = Node()
-        node.itself = node
-        self.left.add(node)
-        del node
-        self.alive.append(len(self.left))
+from hookline.hooks import CallbackHook, GarbageCollection
 
 
 @pytest.fixture
@@ -38,21 +20,30 @@ def collector():
 
 
 def test_garbage_is_collected_between_steps_at_each_period(collector):
-    trainer = Cycles()
-    trainer.register_hooks([GarbageCollection(period=10)])
-    trainer.train(0, 20)
-    assert trainer.alive == [*range(1, 11)] * 2
+    left, alive = weakref.WeakSet(), []
+
+    class Node:
+        pass
+
+    def make_a_cycle(trainer):
+        node = Node()
+        node.itself = node
+        left.add(node)
+        del node
+        alive.append(len(left))
+
+    train_losses(CallbackHook(before_step=make_a_cycle), GarbageCollection(period=10), end=20)
+    assert alive == [*range(1, 11)] * 2
 
 
 def test_the_collector_is_off_during_the_run_and_restored_also_after_an_error(collector):
-    class Failing(TrainerBase):
-        def run_step(self):
-            seen.append((gc.isenabled(), gc.get_freeze_count() > 1000))
-            raise ValueError("here")
+    seen = []
 
-    seen, trainer = [], Failing()
-    trainer.register_hooks([GarbageCollection()])
+    def fail(trainer):
+        seen.append((gc.isenabled(), gc.get_freeze_count() > 1000))
+        raise ValueError("here")
+
     with pytest.raises(ValueError, match="here"):
-        trainer.train(0, 1)
+        train_losses(GarbageCollection(), CallbackHook(before_step=fail))
     assert seen == [(False, True)]
     assert gc.isenabled()

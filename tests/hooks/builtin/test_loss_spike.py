@@ -1,9 +1,8 @@
 import math
 
 import pytest
-from metric_runs import rows_of
+from metric_runs import TotalLosses, rows_of
 
-from hookline.engine import TrainerBase
 from hookline.hooks import CallbackHook, JSONWriter, PeriodicWriter
 from hookline.hooks.builtin.loss_spike import LossSpike
 
@@ -12,17 +11,9 @@ def noise(iteration):
     return 2.0 + 0.1 * math.sin(7.3 * iteration)
 
 
-class Losses(TrainerBase):
-    """Puts a noisy loss that jumps at some iterations."""
-
-    def __init__(self, jumps, *hooks, path=None, period=10):
-        super().__init__()
-        self.jumps = jumps
-        writers = [JSONWriter(str(path))] if path else []
-        self.register_hooks([*hooks, PeriodicWriter(writers, period)])
-
-    def run_step(self):
-        self.storage.put_scalar("total_loss", self.jumps.get(self.iter, noise(self.iter)))
+def losses(jumps, *hooks):
+    """A trainer with a noisy loss that jumps at some iterations."""
+    return TotalLosses(lambda iteration: jumps.get(iteration, noise(iteration)), *hooks)
 
 
 @pytest.mark.parametrize(
@@ -37,13 +28,14 @@ class Losses(TrainerBase):
 )
 def test_jumps_are_counted_and_noise_is_not(jumps, count):
     hook = LossSpike(window=20)
-    Losses(jumps, hook).train(0, 100)
+    losses(jumps, hook, PeriodicWriter([], 10)).train(0, 100)
     assert hook.count == count
 
 
 def test_every_row_has_the_count_and_spikes_are_logged_once(tmp_path, log):
     path = tmp_path / "metrics.json"
-    Losses({50: 30.0, 51: math.inf, 52: 40.0}, LossSpike(window=20), path=path).train(0, 80)
+    writer = PeriodicWriter([JSONWriter(str(path))], 10)
+    losses({50: 30.0, 51: math.inf, 52: 40.0}, LossSpike(window=20), writer).train(0, 80)
     counts = [(row["iteration"], row["loss_spikes"]) for row in rows_of(path)]
     assert counts == [(it, 0.0 if it < 50 else 3.0) for it in range(9, 80, 10)]
     [line] = [line for line in log.messages if "jumped" in line]
@@ -51,14 +43,15 @@ def test_every_row_has_the_count_and_spikes_are_logged_once(tmp_path, log):
 
 
 def test_action_stop_stops_the_run_unless_it_is_complete():
-    result = Losses({50: 30.0}, LossSpike(window=20, action="stop")).train(0, 100)
+    result = losses({50: 30.0}, LossSpike(window=20, action="stop"), PeriodicWriter([], 10)).train(0, 100)
     assert (result.iteration, result.reason) == (60, "total_loss jumped to 30 at iteration 50")
     hook = LossSpike(window=20, action="stop")
-    assert Losses({99: 30.0}, hook, period=0).train(0, 100).iteration == 100
+    assert losses({99: 30.0}, hook, PeriodicWriter([], 0)).train(0, 100).iteration == 100
     assert hook.count == 1
 
 
 def test_action_save_requests_a_checkpoint():
     saves, hook = [], LossSpike(window=20, action="save")
-    Losses({50: 30.0}, hook, CallbackHook(on_save=lambda t: "save" in t.requests and saves.append(t.iter))).train(0, 70)
+    note = CallbackHook(on_save=lambda t: "save" in t.requests and saves.append(t.iter))
+    losses({50: 30.0}, hook, note, PeriodicWriter([], 10)).train(0, 70)
     assert saves == [59]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from metric_runs import train_losses
 from small_runs import Net
 from terminals import Terminal
 from torch import nn
@@ -245,14 +246,12 @@ def test_a_live_plot_has_losses_and_metrics_each_once(monkeypatch):
     figures, save = [], Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
 
-    class LossTrainer(TrainerBase):
-        def run_step(self):
-            self.storage.put_scalars(total_loss=1 / (self.iter + 1), loss=1 / (self.iter + 1), lr=0.1, grad_norm=9.0)
-            self.storage.put_scalar("seen", self.iter, bar=True)
+    def put(trainer):
+        trainer.storage.put_scalars(total_loss=float(trainer.iter), lr=0.1, grad_norm=9.0)
+        trainer.storage.put_scalar("seen", trainer.iter, bar=True)
 
-    trainer = LossTrainer()
-    trainer.register_hooks([EvalHook(20, lambda: {"test": {"accuracy": 0.5, "loss": 0.1}}), LivePlot()])
-    trainer.train(0, 60)
+    evaluation = EvalHook(20, lambda: {"test": {"accuracy": 0.5, "loss": 0.1}})
+    train_losses(CallbackHook(after_step=put), evaluation, LivePlot(), end=60)
     names = {axes.get_title(): [text.get_text() for text in axes.get_legend().texts] for axes in figures[-1].axes}
     assert names == {"losses": ["loss", "test/loss"], "metrics": ["seen", "test/accuracy"]}
 

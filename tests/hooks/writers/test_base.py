@@ -1,9 +1,8 @@
 """What writers of rows write and when, through metrics.json; the lines of the console."""
 
 import pytest
-from metric_runs import Losses, at, iterations_of, put, rows_of, train_losses, write
+from metric_runs import Losses, TotalLosses, at, iterations_of, put, rows_of, train_losses, write
 
-from hookline.engine import TrainerBase
 from hookline.hooks import (
     CallbackHook,
     CommonMetricPrinter,
@@ -101,11 +100,6 @@ def test_nothing_is_lost_when_a_step_or_a_hook_fails(path, fails):
     assert [row["loss"] for row in rows_of(path)] == [2.0, 5.0, 7.0]
 
 
-class Steps(TrainerBase):
-    def run_step(self):
-        self.storage.put_scalars(total_loss=0.5)
-
-
 def lines(log):
     return [record.getMessage() for record in log.records if record.name == "hookline.hooks.writers.base"]
 
@@ -133,7 +127,7 @@ def test_a_line_shows_all_metrics_times_and_a_single_loss_once(log, metrics, max
 
 
 def test_lines_show_what_hooks_put_but_not_results_of_evaluations(log):
-    trainer = Steps()
+    trainer = TotalLosses(lambda iteration: 0.5)
     late = CallbackHook(after_train=lambda trainer: trainer.storage.put_scalar("late", 3))
     evaluation = EvalHook(2, lambda: {"test": {"accuracy": 0.5}})
     rare = CallbackHook(after_step=lambda trainer: trainer.iter == 1 and trainer.storage.put_scalar("rare", 7))

@@ -3,16 +3,10 @@
 from pathlib import Path
 
 import pytest
-import torch
+from metric_runs import TRACKED, at, put, put_media
 from small_runs import config_trainer, kill_at
 
 from hookline.hooks import CallbackHook
-
-RUN = (
-    *("LOG.PERIOD", 4, "LOG.PROGRESS_BAR", False, "SOLVER.MAX_ITER", 10, "SOLVER.CHECKPOINT_PERIOD", 3),
-    *("TEST.EVAL_PERIOD", 5, "CHECKPOINT.BEST.METRIC", "synthetic/accuracy"),
-)
-
 
 pytestmark = pytest.mark.slow
 
@@ -53,19 +47,13 @@ class Found:
         return sorted(Path(entry.path).name for entry in self.client.list_artifacts(self.id, folder))
 
 
-def media(trainer):
-    if trainer.iter == 2:
-        trainer.storage.put_image("samples", torch.rand(3, 8, 8))
-        trainer.storage.put_text("note", "a < b")
-        trainer.storage.put_scalar("[metric]own", 1.0)  # a name with characters that MLflow refuses
-
-
 def test_a_run_has_parameters_metrics_and_media_and_a_resume_continues_it(tmp_path, store, mlflow):
-    trainer = config_trainer(tmp_path / "digits", *RUN, *writers(store, tags={"team": "vision"}))
-    trainer.register_hooks([CallbackHook(after_step=media)])
+    trainer = config_trainer(tmp_path / "digits", *TRACKED, *writers(store, tags={"team": "vision"}))
+    refused = put("[metric]own", 2)  # a name with characters that MLflow refuses
+    trainer.register_hooks([at(2, put_media), refused])
     kill_at(trainer, 8)
     first = Found(store)
-    config_trainer(tmp_path / "digits", *RUN, *writers(store), "SOLVER.MAX_ITER", 12, resume=True).train()
+    config_trainer(tmp_path / "digits", *TRACKED, *writers(store), "SOLVER.MAX_ITER", 12, resume=True).train()
     found = Found(store)
     assert (first.id, first.status) == (found.id, "FAILED")
     assert (found.run.info.run_name, found.status) == ("digits", "FINISHED")
@@ -77,7 +65,7 @@ def test_a_run_has_parameters_metrics_and_media_and_a_resume_continues_it(tmp_pa
     assert found.steps("eval/synthetic/accuracy") == [4, 9, 12]
     assert found.steps("train/_metric_own") == [2]
     assert found.artifacts() == ["images", "texts"]
-    assert found.artifacts("texts/note") == ["0000002.txt"]
+    assert found.artifacts("texts/text") == ["0000002.txt"]
     assert mlflow.active_run() is None
 
 
@@ -90,7 +78,7 @@ def test_an_active_run_is_used_and_not_ended_and_own_calls_go_to_it(tmp_path, st
     mlflow.set_tracking_uri(store)
     mlflow.set_experiment("demo")
     with mlflow.start_run() as run:
-        trainer = config_trainer(tmp_path, *RUN, *writers(store))
+        trainer = config_trainer(tmp_path, *TRACKED, *writers(store))
         trainer.register_hooks([CallbackHook(after_step=own)])
         trainer.train()
         assert mlflow.active_run().info.run_id == run.info.run_id

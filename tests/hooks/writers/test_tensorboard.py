@@ -2,7 +2,7 @@ import json
 
 import pytest
 import torch
-from metric_runs import at, put, write
+from metric_runs import TRACKED, at, put, put_media, write
 from small_runs import config_trainer, kill_at
 from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
 from torch import nn
@@ -42,13 +42,6 @@ def hparams_of(folder):
     return metadata.parse_session_start_info_plugin_data(content).hparams
 
 
-def put_media(trainer):
-    storage = trainer.storage
-    storage.put_image("image", torch.full((3, 4, 4), trainer.iter / 100))
-    storage.put_histogram("histogram", torch.arange(10.0))
-    storage.put_text("text", "hello")
-
-
 def test_each_writer_gets_every_value_and_medium_once(tmp_path):
     folders = [tmp_path / "a", tmp_path / "b"]
     writers = [TensorboardXWriter(str(folder)) for folder in folders]
@@ -84,8 +77,7 @@ def test_after_a_resume_by_hand_each_point_is_shown_once(tmp_path):
 
 
 RUN = (
-    *("LOG.WRITERS", ["CommonMetricPrinter", "JSONWriter", "TensorboardXWriter"], "LOG.PERIOD", 4),
-    *("SOLVER.MAX_ITER", 10, "SOLVER.CHECKPOINT_PERIOD", 3, "TEST.EVAL_PERIOD", 5, "LOG.PROGRESS_BAR", False),
+    *(*TRACKED, "LOG.WRITERS", ["CommonMetricPrinter", "JSONWriter", "TensorboardXWriter"]),
     *("HOOKS", [{"NAME": "Throughput"}, {"NAME": "MemoryMonitor"}]),
 )
 

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 import torch
-from metric_runs import at, train_losses
+from metric_runs import TRACKED, at, put_media, train_losses
 from small_runs import config_trainer, kill_at
 
 from hookline.config import ConfigError
@@ -73,18 +73,11 @@ def iterations():
     return [iteration for iteration, _ in the_run()["rows"]]
 
 
-def put_media(trainer):
-    trainer.storage.put_image("color", torch.rand(3, 4, 6))
-    trainer.storage.put_image("gray", torch.zeros(1, 4, 6, dtype=torch.uint8))
-    trainer.storage.put_histogram("weights", torch.arange(1000.0))
-    trainer.storage.put_text("sample", "hello")
-
-
 def test_a_run_gets_the_config_rows_and_media_once_and_is_ended():
     train(at(3, put_media), cfg={"lr": 0.1, "sizes": (1, 2), "net": torch.nn.ReLU}, steps=30)
     assert the_run() == {
         "rows": [(9, {"train/loss": 4.5}), (19, {"train/loss": 9.5}), (29, {"train/loss": 19.5})],
-        "media": [(3, "color", (4, 6, 3), "uint8"), (3, "gray", (4, 6), "uint8"), (3, "sample", "hello")],
+        "media": [(3, "image", (4, 6, 3), "uint8"), (3, "gray", (4, 6), "uint8"), (3, "text", "a < b")],
         "config": [{"lr": 0.1, "sizes": [1, 2], "net": str(torch.nn.ReLU)}],
         "ends": ["completed"],
     }
@@ -126,10 +119,7 @@ def test_a_run_that_continues_while_a_tracker_is_down_sends_all_rows_later(serve
     assert iterations() == [9, 19, 29, 39, 49, 59, 69, 79]
 
 
-RUN = (
-    *("LOG.WRITERS", ["JSONWriter", "MemoryTracker"], "LOG.PERIOD", 4, "LOG.PROGRESS_BAR", False),
-    *("SOLVER.MAX_ITER", 20, "TEST.EVAL_PERIOD", 5, "CHECKPOINT.BEST.METRIC", "synthetic/accuracy"),
-)
+RUN = (*TRACKED, "LOG.WRITERS", ["JSONWriter", "MemoryTracker"], "SOLVER.MAX_ITER", 20, "SOLVER.CHECKPOINT_PERIOD", 7)
 
 
 def test_a_resumed_run_continues_its_tracked_run_and_a_new_run_begins_another(tmp_path):

@@ -6,16 +6,11 @@ import sys
 import time
 
 import pytest
-import torch
+from metric_runs import TRACKED, at, put_media
 from small_runs import config_trainer, kill_at
 
 from hookline.config import ConfigError
-from hookline.hooks import CallbackHook, WandbWriter
-
-RUN = (
-    *("LOG.PERIOD", 4, "LOG.PROGRESS_BAR", False, "SOLVER.MAX_ITER", 10, "SOLVER.CHECKPOINT_PERIOD", 3),
-    *("TEST.EVAL_PERIOD", 5, "CHECKPOINT.BEST.METRIC", "synthetic/accuracy"),
-)
+from hookline.hooks import WandbWriter
 
 
 @pytest.fixture(autouse=True)
@@ -74,18 +69,11 @@ def read_run(path):
     return run
 
 
-def media(trainer):
-    if trainer.iter == 2:
-        trainer.storage.put_image("samples", torch.rand(3, 8, 8))
-        trainer.storage.put_histogram("weights", torch.randn(1000))
-        trainer.storage.put_text("note", "a < b")
-
-
 def test_a_run_has_config_metrics_and_media_and_a_resume_continues_it(tmp_path):
-    trainer = config_trainer(tmp_path / "digits", *RUN, *writers(project="demo", name="digits"))
-    trainer.register_hooks([CallbackHook(after_step=media)])
+    trainer = config_trainer(tmp_path / "digits", *TRACKED, *writers(project="demo", name="digits"))
+    trainer.register_hooks([at(2, put_media)])
     kill_at(trainer, 8)
-    config_trainer(tmp_path / "digits", *RUN, *writers(), resume=True).train()
+    config_trainer(tmp_path / "digits", *TRACKED, *writers(), resume=True).train()
     first, second = offline_runs(tmp_path / "digits")
     assert (first["project"], first["name"]) == ("demo", "digits")
     assert first["id"] == second["id"]
