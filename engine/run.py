@@ -137,6 +137,8 @@ class Run:
         self.kind = kind
         self.args = args
         self.path = os.path.abspath(cfg.OUTPUT_DIR)
+        if self.path.encode(errors="ignore").decode() != self.path:  # config.yaml and TensorBoard could not name it
+            raise ConfigError(f"OUTPUT_DIR: {self.path!r} is not UTF-8; choose another name")
         self.user_cfg: Any = cfg
         self._resume = resume
         self._text = text

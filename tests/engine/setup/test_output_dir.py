@@ -124,3 +124,11 @@ def test_a_folder_without_write_permission_is_an_error_or_an_evaluations_warning
         with pytest.raises(ConfigError, match=r"OUTPUT_DIR: .* is not writable"):
             default_setup(make(), arguments(**{option: True} if option else {}))
     assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize("option", [None, "eval_only"])
+def test_a_folder_whose_name_no_file_can_hold_is_an_error(make, tmp_path, option):
+    cfg = make("OUTPUT_DIR", os.fsdecode(bytes(tmp_path / "run") + b"\xff"))
+    with pytest.raises(ConfigError, match=r"OUTPUT_DIR: .* is not UTF-8; choose another name"):
+        default_setup(cfg, arguments(**{option: True} if option else {}))
+    assert os.listdir(tmp_path) == []
