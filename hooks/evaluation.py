@@ -162,20 +162,22 @@ def _short_lines(results: Mapping[str, Any], seconds: float) -> str:
     lines, took = list[str](), f" ({seconds:.2g} s)"
     for name, metrics in sets.items():
         title = name or "Evaluation"
-        for length in range(max(_SHORTEST, *map(len, (title, *metrics))), _SHORTEST - 1, -1):
-            line = f"{_cut(title, length)}{took}:"
-            line += "".join(f"  {_cut(metric, length)}: {float(value):.5g}" for metric, value in metrics.items())
-            if len(line) <= _WIDTH:
-                break
-        else:
+        values = "".join(f"  {{}}: {float(value):.5g}" for value in metrics.values())
+        line = fit_names("{}" + took + ":" + values, title, *metrics)
+        if len(line) > _WIDTH:
             line = line[: _WIDTH - 2].rpartition("  ")[0] + "  …"
         lines.append(line)
         took = ""
     return "\n          ".join(lines)
 
 
-def _cut(name: str, length: int) -> str:
-    return name if len(name) <= length else "…" + name[1 - length :]
+def fit_names(line: str, *names: str) -> str:
+    """Return ``line.format(*names)`` in 80 columns of a console: names are cut on the left, to at least ten letters."""
+    for length in range(max(_SHORTEST, *map(len, names)), _SHORTEST - 1, -1):
+        text = line.format(*(name if len(name) <= length else "…" + name[1 - length :] for name in names))
+        if len(text) <= _WIDTH:
+            break
+    return text
 
 
 class Monitor:

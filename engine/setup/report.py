@@ -20,6 +20,7 @@ from ...config.yaml_files import find_config
 from ...hooks.base import EVENTS
 from ...hooks.builtin.interruption import is_session
 from ...hooks.common import length_of, unwrap_model
+from ...hooks.evaluation import fit_names
 from ...hooks.hook_list import hook_name, overrides
 from ...hooks.protocol import TrainerProtocol
 from .. import comm
@@ -146,9 +147,9 @@ def log_end(trainer: DescribedTrainer, result: TrainResult) -> None:
         return
     for hook in trainer.find_hooks("BestCheckpointer")[:1]:
         if hook.best:
-            path = _path(trainer.cfg, "model_best.pth")
-            where = f"at iteration {hook.best_iter}, in {path}"
-            logger.info("Best %s: %.5g %s", hook._val_metric, hook.best_metric, where)
+            names = hook._val_metric, _path(trainer.cfg, "model_best.pth")
+            text = f"Best {{}}: {hook.best_metric:.5g} at iteration {hook.best_iter}, in {{}}"
+            logger.info("%s", text.format(*names), extra={"console": fit_names(text, *names)})
     if result.reason != "completed":
         again = "trainer.train()" if is_session() else "the same script with trainer.train(resume=True)"
         is_command = hasattr(trainer.current_run.args, "opts")

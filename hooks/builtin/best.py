@@ -11,7 +11,7 @@ from ...config import ConfigError, Duration, suggest
 from ...config.atomic import free_name, shown_path, temporary_path
 from ...config.values import mode_of
 from ..base import HOOK_REGISTRY, Every, HookBase, Period
-from ..evaluation import Monitor
+from ..evaluation import Monitor, fit_names
 from ..event_storage import has_event_storage
 from ..fvcore_adapter import checked
 from .periodic import save_with_events
@@ -207,8 +207,10 @@ class BestCheckpointer(HookBase):
             iteration=iteration,
             best_metric={"name": self._val_metric, "value": value, "mode": self._mode},
         )
-        message = "Best %s so far: %.5g, saved %s" if best[0] == found else "%s: %.5g, one of the best, saved %s"
-        logger.info(message, self._val_metric, value, shown_path(path))
+        message = "Best {} so far: " if best[0] == found else "{}, one of the best: "
+        message += f"{value:.5g}, saved {{}}"
+        names = self._val_metric, shown_path(path)
+        logger.info("%s", message.format(*names), extra={"console": fit_names(message, *names)})
 
     def _with(self, entry: Entry) -> list[Entry]:
         """Return the list of the best with another entry, if that is one of them; after equal ones."""

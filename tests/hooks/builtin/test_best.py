@@ -3,12 +3,14 @@
 import contextlib
 import math
 import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from small_runs import files, last, saved
 
+from hookline.engine import setup_logger
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.checkpoint import files as files_module
 from hookline.hooks import BestCheckpointer, CallbackHook, EvalHook, PeriodicCheckpointer
@@ -90,6 +92,19 @@ def test_the_evaluation_after_training_counts_and_a_prefix_names_the_files(make)
     trainer.train(0, 4)
     assert (hook.best_metric, hook.best_iter) == (0.9, 4)
     assert saved(checkpointer, "top")["iteration"] == 4
+
+
+def test_the_console_has_lines_of_at_most_80_columns_and_the_log_whole_names(make, capsys, tmp_path):
+    setup_logger(str(tmp_path))
+    trainer, ours = make()
+    values, name = iter([2, 5, 4]), "validation_2017/average_precision_of_small_boxes"
+    trainer.register_hooks([EvalHook(4, lambda: {name: next(values)}), BestCheckpointer(0, ours, name, keep=2)])
+    trainer.train(0, 12)
+    console = [line[10:] for line in capsys.readouterr().out.splitlines() if "saved" in line]
+    assert max(map(len, console)) <= 70
+    assert re.fullmatch(r"Best …\S+_small_boxes so far: 2, saved …\S*model_best_0000003\.pth", console[0])
+    assert re.fullmatch(r"…\S+_boxes, one of the best: 4, saved …\S*best_0000012\.pth", console[2])
+    assert f"Best {name} so far: 2, saved {ours.save_dir}" in (tmp_path / "log.txt").read_text()
 
 
 def test_a_missing_metric_is_warned_about_once_with_the_closest_name(train, log):
