@@ -114,17 +114,6 @@ def test_lengths_in_epochs_and_fractions_are_those_of_the_loader(make):
         resolve_lengths(cfg, None)
 
 
-def test_without_test_sets_the_best_can_be_chosen_by_the_loss(make):
-    best = ("CHECKPOINT.BEST.METRIC", "total_loss", "CHECKPOINT.BEST.MODE", "min", "CHECKPOINT.BEST.PERIOD", 5)
-    trainer = make(*best, "DATASETS.TEST", [], "TEST.EVAL_PERIOD", 0)
-    trainer.train()
-    losses = {it: loss for it, loss in values(trainer, "total_loss").items() if (it + 1) % 5 == 0}
-    best = saved(trainer, "model_best")
-    assert best["best_metric"] == {"name": "total_loss", "value": min(losses.values()), "mode": "min"}
-    assert losses[best["iteration"]] == min(losses.values())
-    assert not any(name.startswith("synthetic") for row in rows_of(trainer) for name in row)
-
-
 def test_the_mean_of_an_epoch_is_written_also_after_a_resume(make):
     def run(folder, period, **options):
         trainer = make("LOG.PERIOD", period, "CHECKPOINT.BEST.METRIC", "", folder=folder, **options)

@@ -61,8 +61,6 @@ def test_a_process_group_that_is_there_is_used(variables):
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        ({"num_gpus_per_machine": 1, "num_machines": 2}, "--dist-url None"),
-        ({"num_gpus_per_machine": 2, "dist_url": "file:///tmp/x"}, "--dist-url file:///tmp/x"),
         ({"num_gpus_per_machine": 2, "device": "mps"}, "MODEL.DEVICE: mps"),
         ({"num_gpus_per_machine": 3, "device": "cpu"}, "--num-gpus 3"),  # under torchrun
     ],

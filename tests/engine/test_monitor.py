@@ -154,7 +154,6 @@ WRONG = [
     ({"hooks": [EarlyStopping()], "monitor": "test/los"}, "did you mean 'test/loss'"),
     ({"monitor": "test/loss", "monitor_mode": "mn"}, r"Trainer\(monitor_mode=...\)"),
     ({**PLATEAU, "monitor": "my_module:score"}, "my_module:score"),
-    ({**PLATEAU, "monitor": "test/loss", "eval_period": None}, r"TEST\.EVAL_PERIOD: "),
     ({**PLATEAU, "monitor": "test/loss", "test": None}, "LR_SCHEDULER_METRIC"),
 ]
 

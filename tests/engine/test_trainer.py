@@ -153,18 +153,6 @@ def test_streams_with_and_without_a_length(make):
     assert (trainer.train().iteration, trainer.epoch) == (5, 1)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"DATALOADER.COLLATE_FN": lambda samples: tuple(map(torch.stack, zip(*samples, strict=True)))},
-        {"DATALOADER.SAMPLER_TRAIN": lambda size: range(size)},
-        {"HOOKS": [{"NAME": EarlyStopping, "ARGS": {"metric": "loss", "patience": 9}}, CallbackHook()]},
-    ],
-)
-def test_objects_in_the_config(make, config):
-    assert make(config=config).train().iteration == 6
-
-
 def test_hooks_by_name_class_and_object(make):
     seen = []
 
@@ -326,32 +314,6 @@ def test_weights_that_a_script_loads_itself_are_named_in_the_log(make, tmp_path,
     trainer.train()
     assert f"the model keeps the weights of {path}" in log.text
     assert "from scratch" not in log.text
-
-
-# ---------------------------------------------------------------------------- errors
-
-OTHER = torch.optim.SGD(Net().parameters(), lr=0.1)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"optimizer": [1, 2]}, r"SOLVER\.OPTIMIZERS"),
-        ({"optimizer": OTHER}, "parameter of the model"),
-        ({"optimizer": torch.optim.LBFGS(Net().parameters())}, "LBFGS calls the model several times in a step"),
-        ({"lr_scheduler": StepLR(OTHER, 1)}, "another optimizer"),
-        ({"test": {"a/b": points(4)}}, "test_data.*'a/b'"),
-        ({"train": DataLoader(points(), 4)}, "train_data"),
-        ({"hooks": [lambda trainer: None]}, r"HOOKS\[0\]\.ARGS\.trainer"),
-        ({"config": {"SOLVER.OPTIMIZER.ARGS.amsgrd": 3}, "optimizer": "AdamW"}, "'amsgrd'.*'amsgrad'"),
-        ({"config": {"MODEL.ARGS.hidden": 3}, "model": Net()}, r"model=.*MODEL\.ARGS"),
-        ({"config": {"SOLVER.OPTIMIZER.ARGS.lr": 3}, "lr": 0.1, "optimizer": "AdamW"}, "give one of them"),
-    ],
-)
-def test_errors_come_at_once_and_write_nothing(make, tmp_path, options, named):
-    with pytest.raises(ConfigError, match=named):
-        make(**options)
-    assert list(tmp_path.iterdir()) == []
 
 
 # ---------------------------------------------------------------------------- batches of any kind

@@ -6,6 +6,7 @@ import torch
 from legitimate import Trainer, check, merged, usual
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import SequentialSampler
 
 import hookline
 from hookline.hooks import EMA, CallbackHook, EarlyStopping
@@ -32,6 +33,10 @@ def named_terms(scores, targets):
     return {"loss_class": F.cross_entropy(scores, targets), "loss_size": 0.1 * scores.pow(2).mean()}
 
 
+def stacked(samples):
+    return tuple(map(torch.stack, zip(*samples, strict=True)))
+
+
 def one_call(**arguments):
     generator = torch.Generator().manual_seed(0)
     data = torch.randn(32, 8, generator=generator), torch.randint(4, (32,), generator=generator)
@@ -44,6 +49,11 @@ CALLS = {
     "a loss with named terms": {"loss": named_terms},
     "a function in the config": {"loss": None, "config": {"MODEL.LOSS": named_terms}},
     "a class in the config": {"config": {"SOLVER.OPTIMIZER.NAME": torch.optim.Adam}},
+    "a function that makes batches": {"config": {"DATALOADER.COLLATE_FN": stacked}},
+    "a class that orders samples": {"config": {"DATALOADER.SAMPLER_TRAIN": SequentialSampler}},
+    "hooks in the config": {
+        "config": {"HOOKS": [{"NAME": EarlyStopping, "ARGS": {"metric": "loss", "patience": 9}}, CallbackHook()]}
+    },
     "two averages": {"hooks": [EMA(0.9), EMA(0.99)]},
     "one hook and one metric": {"hooks": EMA(0.9), "metrics": "Accuracy"},
     "numbers of numpy": {"length": np.int64(4), "lr": np.float32(0.1), "config": {"SOLVER.MOMENTUM": np.float64(0.5)}},

@@ -10,12 +10,14 @@ from loggers import unchanged_logging
 from refusing import BASE, assert_refused, contents
 from run_tools import run_command
 from torch import nn
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import Trainer
 from hookline.hooks import HookBase
 
+OTHER = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
 X, Y = torch.zeros(32, 8), torch.arange(32) % 4
 PYTHON = [
     ({"callbacks": []}, "Trainer() takes no argument 'callbacks': it is called hooks, Trainer(..., hooks=...)"),
@@ -53,6 +55,16 @@ PYTHON = [
     ({"train_data": (np.zeros((4, 8), "f4"), np.array(["cat", "dog"] * 2))}, "the labels are strings: number them"),
     ({"hooks": {HookBase()}}, "Trainer(hooks=...): expected a list: a set has no certain order"),
     ({"hooks": [3]}, "HOOKS[0].NAME: '<object builtins.int>' cannot be the hook"),
+    ({"hooks": [lambda trainer: None]}, "HOOKS[0].ARGS.trainer: "),
+    ({"optimizer": [1, 2]}, "SOLVER.OPTIMIZERS"),
+    ({"optimizer": OTHER}, "parameter of the model"),
+    ({"optimizer": torch.optim.LBFGS(nn.Linear(1, 1).parameters())}, "LBFGS calls the model several times in a step"),
+    ({"lr_scheduler": StepLR(OTHER, 1)}, "another optimizer"),
+    ({"optimizer": "AdamW", "config": {"SOLVER.OPTIMIZER.ARGS.amsgrd": 3}}, "did you mean 'amsgrad'?"),
+    ({"optimizer": "AdamW", "lr": 0.1, "config": {"SOLVER.OPTIMIZER.ARGS.lr": 3}}, "give one of them"),
+    ({"config": {"MODEL.ARGS.hidden": 3}}, "Trainer(model=...)"),
+    ({"test_data": {"a/b": (X, Y)}}, "so it has no '/', not 'a/b'"),
+    ({"train_data": DataLoader([(X, Y)], 4), "batch_size": 8}, "Trainer(train_data=...): "),
     ({"config": {"SOLVER.BASE_RL": 3}}, "Trainer(config=...): unknown key 'SOLVER.BASE_RL'; did you mean"),
 ]
 

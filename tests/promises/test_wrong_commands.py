@@ -8,6 +8,9 @@ from ranks import HOOKLINE, ROOT, finish, fork
 from refusing import TRAIN, assert_refused
 from run_tools import run_command, run_tool
 
+STEPS = "torch.optim.lr_scheduler:StepLR SOLVER.LR_SCHEDULER_ARGS.step_size 3"
+OPTIMIZER = f"{TRAIN} MODEL.WEIGHTS done MODEL.WEIGHTS_OPTIMIZER True"
+EXPORT = "export --checkpoint done --output"
 # Each: the words after ``hookline``, and what the message says. done/ has a finished run.
 COMMANDS = [
     ("trian --config-file base.yaml", "unknown command 'trian'; did you mean 'train'?"),
@@ -36,11 +39,19 @@ COMMANDS = [
     (f"{TRAIN} --num-gpus two", "argument --num-gpus: invalid int value: 'two'"),
     (f"{TRAIN} --num-gpus 2 MODEL.DEVICE cuda", "MODEL.DEVICE: 'cuda' is not available"),
     (f"{TRAIN} --num-machines 2 --machine-rank 2", "and the rank from 0 to --num-machines - 1"),
+    (f"{TRAIN} --num-gpus 2 --dist-url file:///tmp/x", "--dist-url file:///tmp/x: several machines need the address"),
     (f"{TRAIN} --num-machines 2", "several machines need the address of machine 0, as tcp://"),
     (f"{TRAIN} --trainer wrong_parts:Liner", "there is no 'Liner' in 'wrong_parts'; did you mean"),
     (f"{TRAIN} --trainer wrong_parts:Linear", "--trainer: wrong_parts:Linear is no subclass of DefaultTrainer"),
     (f"{TRAIN} --resume OUTPUT_DIR done SOLVER.OPTIMIZER.NAME Adam", "holds the state of SGD; to resume, change it ba"),
     (f"{TRAIN} --resume OUTPUT_DIR done MODEL.ARGS.hidden [5]", "do not fit"),
+    (f"{TRAIN} --resume OUTPUT_DIR done SOLVER.LR_SCHEDULER_NAME {STEPS}", "holds the state of LRMultiplier; to resu"),
+    (f"{TRAIN} --resume OUTPUT_DIR done SOLVER.WEIGHT_DECAY_BIAS 0.3", "holds the optimizer's state of parameters in"),
+    (f"{TRAIN} --resume FAST_DEV_RUN 1", "FAST_DEV_RUN: tries a new run, so leave out --resume"),
+    (f"{TRAIN} FAST_DEV_RUN 1 CHECKPOINT.BEST.METRIC synthetic/acuracy", "did you mean 'synthetic/accuracy'?"),
+    (f"{OPTIMIZER} SOLVER.OPTIMIZER.NAME AdamW", "the optimizer in done/model_final.pth does not fit AdamW: 'step'"),
+    (f"{OPTIMIZER} SOLVER.WEIGHT_DECAY_BIAS 0.3", "loaded state dict has a different number of parameter groups"),
+    (f"{OPTIMIZER} MODEL.ARGS.hidden [5]", "does not fit SGD: it has {(4, 8)} for a parameter of (5, 8)"),
     ("eval --config-file base.yaml", "MODEL.WEIGHTS: is not set; give the weights to evaluate: a file, or --resume"),
     ("eval --config-file base.yaml --resume", "OUTPUT_DIR: there is no complete checkpoint in run; copies of"),
     ("eval --config-file base.yaml --resume OUTPUT_DIR done MODEL.ARGS.hidden [5]", "another model"),
@@ -67,10 +78,32 @@ COMMANDS = [
     ("export --checkpoint done --output a.pt2 --dtype float16", "--dtype"),
     ("export --checkpoint done --output a.pt2", "add --trust-config"),
     ("export --checkpoint done --output a.pt2 --trust-config SEEED 1", "did you mean 'SEED'"),
+    (f"{EXPORT} base.yaml/net.pth", "base.yaml/net.pth: its folder cannot be created: File exists"),
+    (f"{EXPORT} mine --format pth", "mine is a folder"),
+    (f"{EXPORT} a.pth --weights averaged", "holds no averaged weights of the hooks EMA and SWA"),
+    (f"{EXPORT} mine --max-shard-size 5GB", "mine: shards are written to a new or empty folder"),
+    (f"{EXPORT} mine/log.txt --max-shard-size 5GB", "mine/log.txt: shards are written to a new or empty folder"),
+    (f"{EXPORT} a.safetensors --max-shard-size 5GB", "a.safetensors: shards are written to a new or empty folder"),
+    (f"{EXPORT} a --max-shard-size 5GiB", "'5GiB' is not the size of a shard; write, for example, 500MB or 5GB"),
+    (f"{EXPORT} a --max-shard-size 0GB", "'0GB' is not the size of a shard"),
+    (
+        f"{EXPORT} a --max-shard-size 5GB --format pth",
+        "only safetensors files are written in shards, not the format pth",
+    ),
+    (f"{EXPORT} a --max-shard-size 5GB --format torch-export", "written in shards, not the format torch-export"),
     ("export --checkpoint other.pth --output a.pt2 --trust-config", "name your own config with --config-file"),
     ("replay done --iter 3", "iterations 0 to 2"),
+    ("replay done --iter -1", "iterations 0 to 2"),
     ("replay nowhere --iter 1", "no run of hookline"),
     ("replay done --iter 1 --set SEED", "--set"),
+    ("diverge done run", "run: there is no run to compare (it has no config.yaml)"),
+    ("diverge done mine", "mine: there is no run to compare (it has no metrics.json)"),
+    ("diverge done sweep/a", "done and sweep/a have nothing to compare"),
+    ("diverge done done --trainer os:path", "os:path is no subclass of DefaultTrainer"),
+    ("find-lr --config-file base.yaml --min-lr 0", "find_lr: min_lr must be positive and less than max_lr"),
+    ("find-lr --config-file base.yaml --min-lr 1 --max-lr 0.1", "less than max_lr; got 1.0 and 0.1"),
+    ("find-lr --config-file base.yaml --num-iter 2", "find_lr: num_iter must be at least 3"),
+    ("find-batch-size --config-file base.yaml", "the run's device is the CPU"),
     ("samples done --iter 3", "iterations 0 to 2"),
     ("plot", "error: no run is given; name its folder before the options"),
     ("plot swep", "error: swep: no such folder; did you mean 'sweep'?"),
@@ -86,6 +119,7 @@ COMMANDS = [
 PLAIN, LAZY = "plain_train_net.py --config-file synthetic/mlp.yaml", "lazyconfig_train_net.py --config-file"
 SCRIPTS = [
     ("train_net.py --config-fil base.yaml --rezume", "--rezume"),
+    ("train_net.py --config-file base.yaml --eval-only --predict", "--eval-only and --predict"),
     ("train_net.py --config-file base.yaml --eval-only", "MODEL.WEIGHTS: is not set; give the weights to evaluate"),
     ("train_net.py --config-file base.yaml --dry-run --resume OUTPUT_DIR done MODEL.ARGS.hidden [5]", "do not fit"),
     (f"{PLAIN} SOLVER.BASE_LRR 0.1", "did you mean 'SOLVER.BASE_LR'"),

@@ -32,6 +32,7 @@ KEYS = [
     (f"SEED: {10**30}", "SEED: must be at most "),
     ("SOLVER: {BASE_LR: nan}", "SOLVER.BASE_LR: expected float, got 'nan'"),
     ("SOLVER: {BASE_LR: .inf}", "SOLVER.BASE_LR: must be a finite number, not inf"),
+    ("DETERMINISTIC: True\nCUDNN_BENCHMARK: True", "DETERMINISTIC and CUDNN_BENCHMARK: contradict each other"),
     ("LOG: {GATHER_METRIC_PERIOD: 0}", "LOG.GATHER_METRIC_PERIOD: must be at least 1"),
 ]
 MODEL = [
@@ -81,6 +82,7 @@ DATA = [
     ("DATALOADER: {TRAIN_COLLATE_FN: {NAME: padcollate}}", "TRAIN_COLLATE_FN.NAME: "),
     ("DATALOADER: {BATCH_SIZE: 100, DROP_LAST: True}", "no batch is left. Use smaller batches, or set DROP_LAST"),
 ]
+BY_METRIC = "NAME: 'torch.optim.lr_scheduler:ReduceLROnPlateau', LR_SCHEDULER_METRIC: synthetic/accuracy"
 SOLVER = [
     ("SOLVER: {OPTIMIZER: {NAME: AdamWW}}", "unknown optimizer 'AdamWW'; did you mean 'AdamW'?"),
     ("SOLVER: {OPTIMIZER: {NAME: AdamW, ARGS: {beta: 0.9}}}", "takes no argument 'beta'; did you mean 'betas'?"),
@@ -88,6 +90,7 @@ SOLVER = [
     ("SOLVER: {OPTIMIZER: {NAME: AdamW, ARGS: {lr: 0.9}}}", "set the learning rate with SOLVER.BASE_LR"),
     ("SOLVER: {LR_SCHEDULER_NAME: WarmupCosine}", "did you mean 'WarmupCosineLR'?"),
     ("SOLVER: {LR_SCHEDULER_NAME: 'torch.optim.lr_scheduler:ReduceLROnPlateau'}", "needs the name of a metric"),
+    (f"SOLVER: {{LR_SCHEDULER_{BY_METRIC}}}", "TEST.EVAL_PERIOD: is 0, so ReduceLROnPlateau has no effect"),
     ("SOLVER: {STEPS: 30}", "30 is not a list; write lengths as (3000, 4000) or ('10ep', '15ep')"),
     ("SOLVER: {PARAM_GROUPS: [{PARAMS: backbone, LR_FACTOR: 0.1}]}", "no class that matches 'backbone'. Submodules:"),
     ("SOLVER: {PARAM_GROUPS: [{PARAM: '0', LR_FACTOR: 0.1}]}", "a rule takes no argument 'PARAM'; did you mean 'PAR"),
@@ -112,6 +115,7 @@ HOOKS = [
     ("TEST: {METRICS: [Acuracy]}", "unknown metric 'Acuracy'; did you mean 'Accuracy'?"),
     ("TEST: {METRICS: []}", "TEST.METRICS is empty"),
     ("TEST: {EXPECTED_RESULTS: [[synthetic, accuracy, 0.9]]}", "is not [set, metric, expected value, tolerance]"),
+    ("TEST: {EXPECTED_RESULTS: [[synthetic, accuracy, '0.9', 0.1]]}", "['synthetic', 'accuracy', '0.9', 0.1] is not ["),
     (
         "TEST: {EXPECTED_RESULTS: [[a, accuracy, 0.9, 0.1]]}",
         "TEST.EXPECTED_RESULTS: there is no metric 'a/accuracy' among synthetic/",

@@ -120,28 +120,6 @@ def test_a_schedule_that_cycles_the_momentum_keeps_it(make):
     assert groups[0] == groups[1]
 
 
-FACTOR = [{"REGEX": "weight", "LR_FACTOR": 0.5}]
-STEP_LR = ["SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:StepLR", "SOLVER.LR_SCHEDULER_ARGS.step_size", 3]
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "names"),
-    [
-        (["SOLVER.OPTIMIZER.NAME", "AdamW"], ["SOLVER.OPTIMIZER.NAME", "SGD"], r"SOLVER\.OPTIMIZER\.NAME: "),
-        (["SOLVER.STEPS", ()], STEP_LR, r"SOLVER\.LR_SCHEDULER_NAME: "),
-        (["SOLVER.PARAM_GROUPS", FACTOR], [], r"SOLVER\.PARAM_GROUPS: .*MODEL\.WEIGHTS"),
-        (["SOLVER.PARAM_GROUPS", FACTOR], ["SOLVER.PARAM_GROUPS", [{**FACTOR[0], "REGEX": r"^1\."}]], "PARAM_GROUPS: "),
-    ],
-    ids=["optimizer", "schedule", "groups", "other groups"],
-)
-def test_a_change_that_cannot_be_resumed_is_an_error_and_changes_no_file(make, tmp_path, before, now, names):
-    make(*before).train()
-    files = contents(tmp_path, "log.txt", ".hookline")
-    with pytest.raises(ConfigError, match=names):
-        make(*now, resume=True)
-    assert contents(tmp_path, "log.txt", ".hookline") == files
-
-
 @pytest.mark.parametrize("schedule", [LINEAR, ("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR")])
 def test_a_longer_run_and_another_schedule_follow_their_own_curve_from_then_on(make, schedule):
     whole = rates(make(*schedule, "SOLVER.MAX_ITER", 8))

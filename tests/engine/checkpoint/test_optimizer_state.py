@@ -28,19 +28,8 @@ def test_a_new_run_starts_with_weights_and_optimizer_of_another(first, tmp_path)
     assert trainer.train().iteration == 3
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["SOLVER.OPTIMIZER.NAME", "AdamW", "MODEL.ARGS.width", 3], "does not fit AdamW: "),
-        (
-            ["SOLVER.OPTIMIZER.NAME", "AdamW", "SOLVER.WEIGHT_DECAY_BIAS", 0.3],
-            "does not fit AdamW: loaded state dict has a different number of parameter groups",
-        ),
-        (["MODEL.WEIGHTS", "weights.pth"], "no state of an optimizer"),
-    ],
-)
-def test_a_state_that_does_not_fit_is_refused(first, tmp_path, monkeypatch, options, message):
+def test_weights_without_a_state_of_the_optimizer_are_refused(first, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save(first.model.state_dict(), "weights.pth")
-    with pytest.raises(ConfigError, match=message):
-        new_run(tmp_path, *options)
+    with pytest.raises(ConfigError, match="no state of an optimizer"):
+        new_run(tmp_path, "MODEL.WEIGHTS", "weights.pth")

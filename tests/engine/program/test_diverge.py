@@ -107,20 +107,3 @@ def test_a_difference_that_the_replays_do_not_have(run, tmp_path, capsys):
     assert f"hookline replay {run} --iter 9 compares a run with its own metrics" in text
     code, text = diverge(capsys, run, tmp_path, "--no-replay")
     assert (code, "Replayed" in text) == (1, False)
-
-
-def test_wrong_arguments_are_refused(run, tmp_path, capsys):
-    for name, rows in (("silent", None), ("other", '{"iteration": 3, "total_loss": 1.0}\n')):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
-        if rows is not None:
-            (tmp_path / name / "metrics.json").write_text(rows)
-    for arguments, names in (
-        ([tmp_path], "config.yaml"),
-        ([tmp_path / "silent"], "metrics.json"),
-        ([tmp_path / "other"], "nothing to compare"),
-        ([run, "--trainer", "os:path"], "os:path is no subclass of DefaultTrainer"),
-    ):
-        with pytest.raises(SystemExit, match="2"):
-            main(["diverge", str(run), *map(str, arguments)])
-        assert names in capsys.readouterr().err

@@ -14,7 +14,6 @@ from starts import group_of_one
 from torch.distributed import checkpoint as dcp
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
-from hookline.config import ConfigError
 from hookline.engine import export_weights
 from hookline.engine.checkpoint.find_checkpoint import find_checkpoint
 from hookline.engine.checkpoint.sharded import split_shards, write_folder
@@ -84,27 +83,6 @@ def test_averaged_weights_larger_weights_and_shared_weights(mesh, tmp_path):
     export_weights(tmp_path / "tied.pth", tmp_path / "tied", max_shard_size="1MB")
     assert json.loads((tmp_path / "tied" / INDEX).read_text())["metadata"]["total_size"] == 4004
     assert same(read_checkpoint(find_checkpoint(str(tmp_path / "tied")))["model"], {**weights, "tied": weights["a"]})
-
-
-@pytest.mark.parametrize(
-    ("output", "size", "format", "message"),
-    [
-        ("full", "5GB", "", "full: shards are written to a new or empty folder"),
-        ("full/in.pth", "5GB", "", "in.pth: shards are written to a new or empty folder"),
-        ("new.safetensors", "5GB", "", "new.safetensors: shards are written to a new or empty folder"),
-        ("new", "5GiB", "", "'5GiB' is not the size of a shard; write, for example, 500MB or 5GB"),
-        ("new", "0GB", "", "'0GB' is not the size of a shard"),
-        ("new", "5GB", "torch-export", "only safetensors files are written in shards, not the format torch-export"),
-        ("new", "5GB", "pth", "only safetensors files are written in shards, not the format pth"),
-        ("new", "5GB", "safetensors", r"0\._extra_state \(the extra state of a module\)"),
-    ],
-)
-def test_wrong_arguments_are_errors_that_write_nothing(tmp_path, output, size, format, message):
-    (tmp_path / "full").mkdir()
-    torch.save({"0.weight": torch.ones(3), "0._extra_state": {"seen": 3}}, tmp_path / "full/in.pth")
-    with pytest.raises(ConfigError, match=message):
-        export_weights(tmp_path / "full/in.pth", tmp_path / output, format=format, max_shard_size=size)
-    assert [file.name for file in tmp_path.rglob("*")] == ["full", "in.pth"]
 
 
 @pytest.mark.slow

@@ -113,19 +113,10 @@ def test_keys_and_options_of_the_project_are_set_on_the_command_line(start, tmp_
     assert classes(tmp_path) == 6
 
 
-def test_wrong_options_and_classes_end_with_one_line(start, tmp_path, capsys):
-    for call, names in (
-        (lambda: start("--eval-only", "--predict"), "--eval-only and --predict"),
-        (lambda: start("MINE.CLASES", 5), "did you mean 'MINE.CLASSES'?"),
-        (lambda: run(nn.Linear, default_argument_parser().parse_args([])), "is DefaultTrainer or a subclass"),
-    ):
-        with pytest.raises(SystemExit, match="2"):
-            call()
-        shown = capsys.readouterr()
-        assert (shown.out, shown.err.count("\n")) == ("", 1)
-        assert shown.err.startswith("error: ")
-        assert names in shown.err
-    assert os.listdir(tmp_path) == ["mine.yaml"]
+def test_a_class_that_is_no_trainer_ends_with_one_line(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run(nn.Linear, default_argument_parser().parse_args([]))
+    assert re.fullmatch("error: .*is DefaultTrainer or a subclass.*\n", capsys.readouterr().err)
 
 
 # ---------------------------------------------------------------------------- a step of the run again
