@@ -43,19 +43,17 @@ class Net:
         return {"width": cfg.WIDTH, "depth": depth * 10}
 
 
+class Child(Net):
+    @classmethod
+    def from_config(cls, cfg):
+        return {"width": cfg.WIDTH + 1}
+
+
 def test_from_config_gets_its_own_arguments_and_the_others_override():
+    assert Child(make_cfg(), depth=6).args == (5, 6, "net")
     assert Net(make_cfg()).args == Net(cfg=make_cfg()).args == (4, 20, "net")
     assert Net(make_cfg(), depth=3, name="x", width=7).args == (7, 30, "x")
     assert Net(1, 2, name="y").args == (1, 2, "y")  # without a config it is a plain call
-
-
-def test_a_subclass_has_its_own_from_config():
-    class Child(Net):
-        @classmethod
-        def from_config(cls, cfg):
-            return {"width": cfg.WIDTH + 1}
-
-    assert Child(make_cfg(), depth=6).args == (5, 6, "net")
 
 
 def test_a_from_config_that_cannot_work_is_an_error_when_the_target_is_called():
