@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never
 
 from ..config import CfgNode, ConfigError, name_of
 from ..config.components import errors_at
-from ..hooks.common import rng_of_training
+from ..hooks.common import preserve_rng
 from . import comm
 from .data.build import check_same_length
 from .data.loader import move_to_device
@@ -177,7 +177,7 @@ class Trainer(DefaultTrainer):
                 raise ConfigError("evaluate(): this trainer has no test_data; pass the data")
             return super().evaluate(max_batches)
         cfg = self._config_of(data)
-        with scratch_storage(self.iter), rng_of_training():
+        with scratch_storage(self.iter), preserve_rng():
             try:
                 self.emit("before_eval")
                 with evaluation_context(self.emit, max_batches):
@@ -229,7 +229,7 @@ class Trainer(DefaultTrainer):
                 raise ConfigError("predict(output=...): TEST.PREDICTIONS_COLUMNS of the config says what is written")
             comm.on_main_process(lambda: _check_new(output))
         self._load_weights()
-        with rng_of_training(), trained_loss(self, self.cfg if data is None else self._config_of(data)) as cfg:
+        with preserve_rng(), trained_loss(self, self.cfg if data is None else self._config_of(data)) as cfg:
             names = [name_of(entry) for entry in cfg.DATASETS.TEST]
             if len(names) != 1:
                 raise ConfigError(f"predict(): pass one data set; the test data is {', '.join(names) or 'empty'}")

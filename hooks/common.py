@@ -310,14 +310,14 @@ def start_momentum(optimizer: Any) -> None:
 # ---------------------------------------------------------------------------- global random number generators
 
 
-_KEPT: list[dict[str, Any]] = []  # the states of the open rng_of_training()s
+_KEPT: list[dict[str, Any]] = []  # the states of the open preserve_rng()s
 
 
 def capture_rng(of_training: bool = False) -> dict[str, Any]:
     """Return the state of Python's, NumPy's, torch's and each GPU's generator, loadable with ``weights_only=True``.
 
     Args:
-        of_training: within an evaluation, return the state that training continues with.
+        of_training: within :func:`preserve_rng`, return the state that training continues with.
     """
     if of_training and _KEPT:
         return _KEPT[0]
@@ -346,8 +346,8 @@ def restore_rng(state: dict[str, Any]) -> None:
 
 
 @contextmanager
-def rng_of_training() -> Iterator[None]:
-    """Restore all generators, GPUs' too, at the end of an evaluation: what it draws does not change training."""
+def preserve_rng() -> Iterator[None]:
+    """Restore all generators, GPUs' too, at the end of the block: what an evaluation draws does not change training."""
     state = capture_rng()
     _KEPT.append(state)
     try:
@@ -355,23 +355,3 @@ def rng_of_training() -> Iterator[None]:
     finally:
         _KEPT.pop()
         restore_rng(state)
-
-
-@contextmanager
-def preserve_rng(gpus: Iterable[int] = ()) -> Iterator[None]:
-    """Restore the generators of Python, NumPy and torch at the end of the block.
-
-    Args:
-        gpus: GPUs whose generators are restored too.
-    """
-    # Not capture_rng(): this runs for every batch that is read, and the plain form costs more.
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-    cuda = {gpu: torch.cuda.get_rng_state(gpu) for gpu in gpus}
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.default_generator.set_state(cpu)
-        for gpu, state in cuda.items():
-            torch.cuda.set_rng_state(state, gpu)

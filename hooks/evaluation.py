@@ -8,7 +8,7 @@ from typing import Any
 from ..config import ConfigError, Duration, suggest
 from ..config.registry import locate
 from .base import HOOK_REGISTRY, Every, HookBase, Period
-from .common import optimizer_in_eval_mode, rng_of_training
+from .common import optimizer_in_eval_mode, preserve_rng
 from .history_buffer import combine, median
 from .protocol import TrainerProtocol
 
@@ -63,7 +63,7 @@ class EvalHook(HookBase):
         self._every.start()
         self._evaluated_at = -1
 
-    @rng_of_training()
+    @preserve_rng()
     def _do_eval(self) -> None:
         trainer = self.trainer
         self._evaluated_at = trainer.iter

@@ -165,10 +165,24 @@ def newest_first(paths: Iterable[str]) -> list[str]:
 
 def iteration_of(path: str) -> int:
     """Return the iteration in a checkpoint; -1 if there is none, or it cannot be read."""
-    with suppress(ConfigError, AttributeError, TypeError, ValueError):
-        content = _read(path)
-        return int(max(holder.get("iteration", -1) for holder in (content, content.get("trainer", {}))))
+    with suppress(ConfigError, AttributeError):
+        return _iteration_in(_read(path), path)
     return -1
+
+
+def _iteration_in(content: Any, path: str) -> int:
+    """Return the larger of the iterations of a checkpoint and its trainer; -1 if it has none, or none is finished.
+
+    Raises:
+        ConfigError: one is not an iteration.
+    """
+    largest = -1
+    for holder in (content, content.get("trainer", {})):
+        iteration = holder.get("iteration", -1) if isinstance(holder, dict) else None
+        if type(iteration) is not int or iteration < -1:
+            raise ConfigError(f"{path}: its iteration is not a number of at least 0")
+        largest = max(largest, iteration)
+    return largest
 
 
 def saved_run(path: str) -> Mapping[str, Any]:
@@ -206,6 +220,7 @@ def check_resumable(path: str, needed: Collection[str]) -> None:
                 f"{path} cannot be resumed from: it has no {', '.join(sorted(missing))}. To start from its weights "
                 "only, set MODEL.WEIGHTS to it"
             )
+        _iteration_in(content, path)
         return is_folder
 
     if comm.on_main_process(check):

@@ -17,8 +17,8 @@ from ...hooks.common import (
     has_shards,
     length_of,
     optimizer_in_eval_mode,
+    preserve_rng,
     restore_rng,
-    rng_of_training,
     sized,
     unwrap_model,
 )
@@ -255,34 +255,6 @@ def initialized(model: nn.Module, cfg: CfgNode, parts: Builder) -> nn.Module:
     return model
 
 
-def outputs_of(
-    model: nn.Module | Callable[[Batch], Outputs],
-    data_loader: Iterable[Batch],
-    predict: Predict = _forward,
-    device: torch.device | str | None = None,
-) -> Iterator[Outputs]:
-    """Yield the predictions for each batch, without gradients.
-
-    Consume all of them: with a sharded model (FSDP2) each batch needs all ranks. If ranks share a batch, only the first
-    yields it.
-
-    Args:
-        model: a module, which is in eval mode for each batch, or any callable.
-        data_loader: batches of this rank.
-        predict: ``predict(model, batch)``. Default: ``model(batch)``.
-        device: device for the batches; None does not move them.
-    """
-    # The caller may change the model's mode between batches, so it is set for each.
-    for (batch, number), counts in counted(model, whole_pass(data_loader)):
-        if device is not None and torch.device(device).type != "cpu":
-            batch = move_to_device(batch, device)
-        with inference_context(model), torch.no_grad(), scratch_storage():
-            outputs = predict(model, batch)
-        if counts:
-            with sized(batch, number):
-                yield outputs
-
-
 def predictions(
     trainer: Any,  # a method of SimpleTrainer: a Protocol here would refer to itself
     data_loader: Iterable[Batch],
@@ -295,6 +267,9 @@ def predictions(
     :func:`~hookline.engine.evaluation.write_predictions` writes those of all ranks to a file. For the events see
     :class:`~hookline.hooks.HookBase`: ``on_predict_end`` comes after the last output, or when the iterator is closed or
     fails; ``after_predict`` only after the last output.
+
+    Consume all of them: with a sharded model (FSDP2) each batch needs all ranks. If ranks share a batch, only the first
+    yields it.
 
     Args:
         trainer: the trainer.
@@ -311,7 +286,7 @@ def _with_own_rng(items: Generator[Any, None, None]) -> Iterator[Any]:
     own = None
     try:
         while True:
-            with rng_of_training():
+            with preserve_rng():
                 if own is not None:
                     restore_rng(own)
                 item = next(items, _END)
@@ -320,7 +295,7 @@ def _with_own_rng(items: Generator[Any, None, None]) -> Iterator[Any]:
                 return
             yield item
     finally:
-        with rng_of_training():
+        with preserve_rng():
             items.close()
 
 
@@ -331,15 +306,17 @@ def _predictions(
         trainer.emit("before_predict")
     # Unwrapped: the ranks may have different numbers of batches, and must not wait for each other.
     model, batches = unwrap_model(trainer.model), 0
-
-    def pair(model: nn.Module, batch: Batch) -> tuple[Batch, Outputs]:
-        return batch, predict(model, batch)
-
     try:
         with optimizer_in_eval_mode(trainer.optimizer):
-            for outputs in outputs_of(model, data_loader, pair if with_batches else predict, trainer.device):
-                batches += 1
-                yield outputs
+            for (batch, number), counts in counted(model, whole_pass(data_loader)):
+                batch = trainer.to_device(batch)
+                # The caller may change the model's mode between batches, so it is set for each.
+                with inference_context(model), torch.no_grad(), scratch_storage():
+                    outputs = predict(model, batch)
+                if counts:
+                    batches += 1
+                    with sized(batch, number):
+                        yield (batch, outputs) if with_batches else outputs
     finally:
         with scratch_storage(trainer.iter):
             trainer.emit("on_predict_end")

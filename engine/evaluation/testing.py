@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from ...config import CfgNode, ConfigError, UnknownKeyError, name_of, suggest
 from ...config.values import ObjectName, kind_of, mode_of
 from ...hooks import EarlyStopping
-from ...hooks.common import optimizer_in_eval_mode, preserve_rng, rng_of_training, schedulers_of, unwrap_model
+from ...hooks.common import optimizer_in_eval_mode, preserve_rng, schedulers_of, unwrap_model
 from ...hooks.evaluation import EvalResults, names_function
 from ...hooks.evaluation import flatten_names as flatten_results_dict
 from ...hooks.hook_list import hook_name
@@ -44,7 +44,7 @@ from .metrics import Loss
 logger = logging.getLogger(__name__)
 
 
-@rng_of_training()
+@preserve_rng()
 def evaluate_test_sets(
     cfg: CfgNode,
     model: nn.Module,
@@ -103,9 +103,9 @@ def evaluate(
         settings = cfg.DATALOADER
         settings.LIMIT_TEST_BATCHES = min(settings.LIMIT_TEST_BATCHES or max_batches, max_batches)
         settings.NUM_WORKERS = min(settings.NUM_WORKERS, 1)
-        with rng_of_training(), evaluation_context(None, max_batches):
+        with preserve_rng(), evaluation_context(None, max_batches):
             return results_of(trainer, cfg)
-    with scratch_storage(trainer.iter), rng_of_training(), optimizer_in_eval_mode(trainer.optimizer):
+    with scratch_storage(trainer.iter), preserve_rng(), optimizer_in_eval_mode(trainer.optimizer):
         try:
             trainer.emit("before_eval")
             results = test()

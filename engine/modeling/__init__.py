@@ -3,7 +3,7 @@
 from .adapters import ModelAdapter
 from .build import LOSS_REGISTRY, META_ARCH_REGISTRY, MODEL_REGISTRY, build_adapter, build_model, resolve_device
 from .gpt import GPT, TransformerBlock
-from .zoo import MLP, ConvNet, CrossEntropyLoss, ResNet, TokenCrossEntropyLoss
+from .zoo import MLP, ConvNet, CrossEntropyLoss, ResNet
 
 __all__ = [
     "GPT",
@@ -15,7 +15,6 @@ __all__ = [
     "CrossEntropyLoss",
     "ModelAdapter",
     "ResNet",
-    "TokenCrossEntropyLoss",
     "TransformerBlock",
     "build_adapter",
     "build_model",

@@ -1,4 +1,4 @@
-"""Small models for examples, tests and benchmarks, which return class scores (logits); and cross entropies."""
+"""Small models for examples, tests and benchmarks, which return class scores (logits); and the cross entropy."""
 
 import logging
 from collections.abc import Sequence
@@ -153,46 +153,27 @@ def _conv_bn(in_channels: int, out_channels: int, stride: int = 1) -> tuple[nn.M
 
 
 @LOSS_REGISTRY.register()
-class TokenCrossEntropyLoss(nn.CrossEntropyLoss):
-    """The cross entropy over the tokens that count, and their number.
+class CrossEntropyLoss(nn.CrossEntropyLoss):
+    """torch's ``CrossEntropyLoss``, which for tokens or pixels also returns how many of them count.
 
-    Batches on different ranks, and micro-batches, may have different numbers of such tokens: padding does not count.
-    With the number, the gradient is that of the mean over all tokens of the global
-    batch. It is computed in float32. Without any token the loss is 0.
+    Batches on different ranks, and micro-batches, may have different numbers of tokens that count: padding does not.
+    With the number, the gradient is that of the mean over all tokens of the global batch. It is computed in float32.
+    Without any token the loss is 0.
+
+    With targets (N,) of class indices, with probabilities, and without a mean it is torch's.
 
     Args:
-        ignore_index: the target of tokens that do not count.
-        label_smoothing: the share of the target that all classes have in equal parts.
+        weight, **options: as for torch's.
         shift: the target of a token is that of the next position, as labels of Hugging Face's causal language models.
 
     Shapes:
-        scores (N, C, ...) or (N, ..., C); target (N, ...) of class indices. Returns a scalar, and an int64 scalar.
+        scores (N, C, ...) or (N, ..., C); target (N, ...), or probabilities of the scores' shape. Returns a scalar; for
+        a mean over tokens two, the second one int64, or the sum of the weights.
     """
 
-    def __init__(self, ignore_index: int = -100, label_smoothing: float = 0.0, shift: bool = False) -> None:
-        super().__init__(ignore_index=ignore_index, label_smoothing=label_smoothing)
+    def __init__(self, weight: torch.Tensor | None = None, *, shift: bool = False, **options: Any) -> None:
+        super().__init__(weight, **options)
         self.shift = shift
-
-    def forward(  # type: ignore[override]
-        self, scores: torch.Tensor, target: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        scores = classes_second(scores, target).float()
-        if self.shift:
-            scores, target = scores[..., :-1], target[..., 1:]
-        return _mean_and_count(self, scores, target)
-
-
-@LOSS_REGISTRY.register()
-class CrossEntropyLoss(nn.CrossEntropyLoss):
-    """torch's ``CrossEntropyLoss``. Scores of tokens or pixels may also be (N, ..., C), and their number counts.
-
-    With targets (N,) of class indices, with probabilities, and without a mean it is torch's. Otherwise it returns the
-    mean and the number of targets that count, as :class:`TokenCrossEntropyLoss`.
-
-    Shapes:
-        scores (N, C, ...) or (N, ..., C); target (N, ...), or probabilities of the scores' shape. Returns a scalar, or
-        two.
-    """
 
     def forward(  # type: ignore[override]
         self, input: torch.Tensor, target: torch.Tensor
@@ -200,7 +181,15 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
         if target.dim() < 2 or target.is_floating_point():
             return super().forward(input, target)
         scores = classes_second(input, target)
-        return super().forward(scores, target) if self.reduction != "mean" else _mean_and_count(self, scores, target)
+        if self.shift:
+            scores, target = scores[..., :-1], target[..., 1:]
+        if self.reduction != "mean":
+            return super().forward(scores, target)
+        names = ("weight", "ignore_index", "label_smoothing")
+        settings: dict[str, Any] = {name: getattr(self, name) for name in names}
+        total = F.cross_entropy(scores.float(), target, reduction="sum", **settings)
+        count = count_of_mean(F.cross_entropy, {"target": target, **settings})
+        return total / torch.where(count > 0, count, 1).to(total.dtype), count
 
 
 def classes_second(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -225,13 +214,3 @@ def _note_ambiguous(shape: tuple[int, ...]) -> None:
         "classes come last, move them in the model",
         shape,
     )
-
-
-def _mean_and_count(
-    loss: nn.CrossEntropyLoss, scores: torch.Tensor, target: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    names = ("weight", "ignore_index", "label_smoothing")
-    settings: dict[str, Any] = {name: getattr(loss, name) for name in names}
-    total = F.cross_entropy(scores, target, reduction="sum", **settings)
-    count = count_of_mean(F.cross_entropy, {"target": target, **settings})
-    return total / torch.where(count > 0, count, 1).to(total.dtype), count

@@ -58,7 +58,7 @@ def build_on_meta(build: Callable[[], nn.Module], strategy: Any, device: torch.d
         for module, name, _ in others:  # torch keeps ties only of sharded tensors
             setattr(module, name, getattr(first, key))
     seed = comm.broadcast_object(torch.initial_seed() % 2**32)
-    with preserve_rng([torch.cuda.current_device()] if device.type == "cuda" else []), torch.device(device):
+    with preserve_rng(), torch.device(device):
         torch.manual_seed(seed)
         done: set[int] = set()
         for name, module in pending:

@@ -93,8 +93,7 @@ class StatisticsData:
         Raises:
             ConfigError: there are no batches, or the length of a pass is unknown.
         """
-        gpus = {parameter.device.index for parameter in trainer.model.parameters() if parameter.is_cuda}
-        with preserve_rng(gpus):
+        with preserve_rng():
             loader = self._positioned(number)
             length = length_of(loader)
             if length is None and at_most is None:

@@ -13,7 +13,6 @@ from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, comm
 from hookline.engine.data import ArrayDataset
 from hookline.engine.evaluation import write_predictions
-from hookline.engine.evaluation.evaluator import outputs_of
 from hookline.engine.parallel import Mesh, Strategy, mesh
 
 
@@ -82,7 +81,7 @@ BASE = [
 ]  # fmt: skip
 RUNS = {
     "all": [
-        "MODEL.LOSS.NAME", "TokenCrossEntropyLoss", "SOLVER.ACCUMULATION_STEPS", "2", "SOLVER.MAX_ITER", "8",
+        "MODEL.LOSS.NAME", "CrossEntropyLoss", "SOLVER.ACCUMULATION_STEPS", "2", "SOLVER.MAX_ITER", "8",
         "SOLVER.CLIP_GRADIENTS", "{'ENABLED': True, 'CLIP_TYPE': 'norm', 'CLIP_VALUE': 0.5}",
         "HOOKS", "[{'NAME': 'EMA', 'ARGS': {'decay': 0.5}}]", "TEST.EVAL_PERIOD", "4", "SOLVER.CHECKPOINT_PERIOD", "4",
         "CHECKPOINT.BEST.METRIC", "meshes:test/loss", "CHECKPOINT.ASYNC", "True",
@@ -139,7 +138,7 @@ def combinations(folder, runs, resumed):
             trainer = run(folder / text / name, parse(text), name)
             if name == "all":
                 loader = trainer.build_test_loader(trainer.cfg, "meshes:test")
-                outputs = outputs_of(trainer.model, loader, lambda model, batch: model(batch[0]))
+                outputs = trainer.predict(loader, predict=lambda model, batch: model(batch[0]))
                 write_predictions(outputs, str(folder / text / "predicted/predictions.jsonl"))
     for pair in resumed.split():
         resume(folder, *pair.split("-"))

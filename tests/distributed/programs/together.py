@@ -30,7 +30,6 @@ from hookline.engine.checkpoint.sharded_checkpointer import ShardedCheckpointer
 from hookline.engine.data import DATASET_REGISTRY, GlobalBatchSampler, ShardedIterable, TrainingSampler
 from hookline.engine.data.samplers import InferenceSampler
 from hookline.engine.evaluation import DatasetEvaluator, verify_results, write_predictions
-from hookline.engine.evaluation.evaluator import outputs_of
 from hookline.engine.evaluation.metrics import collect
 from hookline.engine.parallel import FSDP2, Strategy
 from hookline.engine.parallel.copies import share_weights
@@ -189,7 +188,7 @@ def check_samplers_and_predictions_use_the_data_ranks(folder):
     assert list(GlobalBatchSampler(range(6), 4)) == [[0, 1, 2, 3], [4, 5]]
     assert list(InferenceSampler(5)) == [0, 1, 2, 3, 4]
     assert next(iter(TrainingSampler(5, shuffle=False))) == 0
-    assert write_predictions(outputs_of(nn.Identity(), [torch.arange(3.0)]), str(folder / "predictions.jsonl")) == 3
+    assert write_predictions([torch.arange(3.0)], str(folder / "predictions.jsonl")) == 3
     comm.set_data_ranks(rank, 2)
 
 
@@ -304,7 +303,8 @@ def check_uneven_shares_are_predicted_once_and_in_order(folder):
     for size, model, format in ((7, plain, "npz"), (3, plain, "jsonl"), (7, sharded, "jsonl"), (1, sharded, "jsonl")):
         data = TensorDataset(torch.eye(7, 3)[:size])
         loader = DataLoader(data, batch_sampler=BatchSampler(InferenceSampler(size), 2, drop_last=False))
-        outputs = outputs_of(model, loader, lambda model, batch: model(batch[0]))
+        trainer = SimpleTrainer(model, loader, torch.optim.SGD(model.parameters(), 0.1))
+        outputs = trainer.predict(loader, predict=lambda model, batch: model(batch[0]))
         path = folder / f"{format}{size}" / f"predictions.{format}"
         count = write_predictions(outputs, str(path))
         comm.synchronize()

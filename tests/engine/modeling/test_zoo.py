@@ -9,7 +9,6 @@ from hookline.engine.modeling import (
     ConvNet,
     CrossEntropyLoss,
     ResNet,
-    TokenCrossEntropyLoss,
 )
 
 
@@ -39,20 +38,19 @@ def tokens():
 
 def test_without_a_counted_token_the_loss_is_zero():
     scores = torch.randn(2, 11, 8, requires_grad=True)
-    loss, count = TokenCrossEntropyLoss()(scores, torch.full((2, 8), -100))
+    loss, count = CrossEntropyLoss()(scores, torch.full((2, 8), -100))
     loss.backward()
     assert count == loss == 0
     assert not scores.grad.any()
 
 
-@pytest.mark.parametrize("kind", [CrossEntropyLoss, TokenCrossEntropyLoss])
 @pytest.mark.parametrize("args", [{}, {"ignore_index": 3, "label_smoothing": 0.2}])
-def test_scores_may_have_the_classes_last(kind, args):
+def test_scores_may_have_the_classes_last(args):
     scores, target = tokens()
     target = torch.where(target < 0, args.get("ignore_index", -100), target)
     expected = nn.CrossEntropyLoss(**args)(scores.movedim(-1, 1), target)
     for form in (scores, scores.movedim(-1, 1)):
-        loss, count = kind(**args)(form, target)
+        loss, count = CrossEntropyLoss(**args)(form, target)
         torch.testing.assert_close(loss, expected)
         assert count == (target != args.get("ignore_index", -100)).sum()
 
@@ -72,7 +70,7 @@ def test_classes_may_have_weights_and_other_targets_have_the_loss_of_torch():
 def test_shifted_targets_are_those_of_causal_models():
     scores, target = tokens()
     expected = nn.CrossEntropyLoss()(scores[:, :-1].movedim(-1, 1), target[:, 1:])
-    loss, count = TokenCrossEntropyLoss(shift=True)(scores, target)
+    loss, count = CrossEntropyLoss(shift=True)(scores, target)
     torch.testing.assert_close(loss, expected)
     assert count == (target[:, 1:] >= 0).sum()
 
