@@ -45,6 +45,17 @@ def has_run(path: str) -> bool:
     return False
 
 
+def check_writable(path: str) -> None:
+    """Raise a ConfigError if a folder, or the folder that it would be created in, is not writable."""
+    there = path
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        raise ConfigError(f"OUTPUT_DIR: cannot create {path}: {there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"OUTPUT_DIR: {there} is not writable; change its permissions or choose another OUTPUT_DIR")
+
+
 def move_run(path: str) -> str:
     """Move the files of an earlier run to ``previous_001`` (002, ...): into ``moving``, which is then renamed.
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..config.values import MISSING
 from ..hooks import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from .simple_trainer import SimpleTrainer
 
@@ -69,10 +70,7 @@ def _try_get_key(cfg: object, *keys: str, default: object = None) -> Any:
     for key in keys:
         value = cfg
         for part in key.split("."):
-            value = value[part] if isinstance(value, Mapping) and part in value else _MISSING
-        if value is not _MISSING:
+            value = value[part] if isinstance(value, Mapping) and part in value else MISSING
+        if value is not MISSING:
             return value
     return default
-
-
-_MISSING = object()

@@ -5,9 +5,9 @@ The config takes precedence over the checkpoint. A list in ``docs/checkpoints.md
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -16,13 +16,10 @@ from ..config import CfgNode, ConfigError
 from ..config.errors import printable
 from ..config.values import MISSING, same
 from ..hooks.common import length_of, optimizers_of, plain_name, schedulers_of, unwrap_model
-from ..hooks.protocol import TrainerProtocol
 from . import comm
-from .data.epoch_iterator import EpochIterator
-from .run import Run
 from .setup.seeds import set_seed
 from .solver import LRMultiplier
-from .solver.lengths import Lengths, apply_lengths, apply_max_iter, check_kept_schedules
+from .solver.lengths import ConfiguredTrainer, apply_lengths, apply_max_iter, check_kept_schedules
 from .solver.schedules import resolve_lengths
 
 logger = logging.getLogger(__name__)
@@ -32,22 +29,7 @@ _IGNORED = ("OUTPUT_DIR", "MODEL.WEIGHTS", "MODEL.WEIGHTS_FROM", "MODEL.WEIGHTS_
 _SIZES = {"world_size": "process(es)", "samples": "training samples"}
 
 
-class _Trainer(TrainerProtocol, Protocol):
-    """What is used of a DefaultTrainer."""
-
-    max_iter: int
-    lengths: Lengths
-    batches: EpochIterator
-    current_run: Run | None
-
-    @property
-    def last_eval_results(self) -> Mapping[str, Any]: ...
-    def build_lr_scheduler(self, cfg: CfgNode, optimizer: Any) -> Any: ...
-    def build_train_loader(self, cfg: CfgNode) -> Any: ...
-    def reset_data_loader(self, data_loader_builder: Callable[[], Any]) -> None: ...
-
-
-def run_record(trainer: _Trainer) -> dict[str, Any]:
+def run_record(trainer: ConfiguredTrainer) -> dict[str, Any]:
     """Return the "run" entry of a DefaultTrainer's checkpoint: what a resume with another config needs."""
     lengths = trainer.lengths
     return {
@@ -74,7 +56,7 @@ def _kinds(optimizer: Any, scheduler: Any, model: nn.Module) -> dict[str, Any]:
     return {"optimizer": ", ".join(names), "scheduler": ", ".join(schedules), "groups": groups}
 
 
-def check_fits(trainer: _Trainer, run: Mapping[str, Any], config: CfgNode) -> None:
+def check_fits(trainer: ConfiguredTrainer, run: Mapping[str, Any], config: CfgNode) -> None:
     """Check that a checkpoint fits a trainer's model, optimizer and schedule, before its state is loaded.
 
     Args:
@@ -113,7 +95,7 @@ def check_fits(trainer: _Trainer, run: Mapping[str, Any], config: CfgNode) -> No
     raise ConfigError("\n".join([message, *differences]))
 
 
-def use_saved_seed(trainer: _Trainer, config: CfgNode) -> None:
+def use_saved_seed(trainer: ConfiguredTrainer, config: CfgNode) -> None:
     """Use a checkpoint's seed if this run has drawn one before it was known that it resumes."""
     run, lengths, seed = trainer.current_run, trainer.lengths, config.get("SEED", -1)
     if run is None or not run.drew_seed or seed in (-1, lengths.cfg.SEED):
@@ -127,7 +109,7 @@ def use_saved_seed(trainer: _Trainer, config: CfgNode) -> None:
     trainer.reset_data_loader(lambda: trainer.build_train_loader(trainer.cfg))
 
 
-def settings(trainer: _Trainer) -> list[dict[str, Any]]:
+def settings(trainer: ConfiguredTrainer) -> list[dict[str, Any]]:
     """Return the settings of each of the optimizer's groups: the arguments of its constructor.
 
     Other entries of a group, such as a counter, are state. So are the learning rate, and what a schedule of torch
@@ -147,7 +129,9 @@ def settings(trainer: _Trainer) -> list[dict[str, Any]]:
     return found
 
 
-def apply_config(trainer: _Trainer, run: Mapping[str, Any], config: CfgNode, built: list[dict[str, Any]]) -> None:
+def apply_config(
+    trainer: ConfiguredTrainer, run: Mapping[str, Any], config: CfgNode, built: list[dict[str, Any]]
+) -> None:
     """Apply this run's config where it differs from that of the loaded checkpoint, and log each difference.
 
     Args:
@@ -186,7 +170,7 @@ def apply_config(trainer: _Trainer, run: Mapping[str, Any], config: CfgNode, bui
     check_kept_schedules(trainer, config.SOLVER, present.SOLVER)
 
 
-def _count_epochs(trainer: _Trainer, run: Mapping[str, Any]) -> None:
+def _count_epochs(trainer: ConfiguredTrainer, run: Mapping[str, Any]) -> None:
     """Compute lengths in epochs again if the checkpoint's epochs had another length."""
     lengths, saved = trainer.lengths, run.get("epochs", {})
     before, now = saved.get("length"), lengths.iters_per_epoch
@@ -199,7 +183,7 @@ def _count_epochs(trainer: _Trainer, run: Mapping[str, Any]) -> None:
         apply_lengths(trainer, cfg)
 
 
-def _keep_length(trainer: _Trainer, run: Mapping[str, Any]) -> None:
+def _keep_length(trainer: ConfiguredTrainer, run: Mapping[str, Any]) -> None:
     """Use the ``max_iter`` that was set while the run trained, unless MAX_ITER or the trainer's own has changed."""
     length: Any = run.get("length") or (None, None)
     given, max_iter = length

@@ -18,7 +18,7 @@ import torch
 
 from ..config import CfgNode, ConfigError
 from ..config.atomic import check_regular, replace_text, shown_path
-from ..config.run_folder import RECORDS, FolderLock, move_run, recover, recover_if_idle
+from ..config.run_folder import RECORDS, FolderLock, check_writable, move_run, recover, recover_if_idle
 from ..hooks.common import preserve_rng
 from ..hooks.writers.files import back_up
 from . import comm
@@ -201,9 +201,7 @@ class Run:
         if comm.get_world_size() == 1:
             check_alone()
         else:
-            options = {f"--{name}": getattr(self.args, name, None) for name in ("eval_only", "predict")}
-            lines = {f"config.yaml, line {number}": line for number, line in enumerate(self._text.splitlines(), 1)}
-            check_same_config(cfg, {"--resume": self._resume, **options, **lines})
+            check_same_config(cfg, self._resume, self.args, self._text)
         if self.kind != "trial":
             self._writes = self._on_main_process(self._check_folder)
         if self.kind != "dry" or self._resume:
@@ -226,7 +224,7 @@ class Run:
         """Undo a start that was killed, and return whether the run may write to the folder."""
         if self.kind != "dry":
             try:
-                _check_writable(self.path)
+                check_writable(self.path)
             except ConfigError as error:
                 if self.kind != "inference" or option(self.args, "predict"):
                     raise
@@ -337,14 +335,3 @@ class Run:
                 raise ConfigError(message) from error
 
         return comm.on_main_process(use_folder)
-
-
-def _check_writable(path: str) -> None:
-    """Raise an error if a folder, or the folder that it would be created in, is not writable."""
-    there = path
-    while not os.path.lexists(there):
-        there = os.path.dirname(there)
-    if not os.path.isdir(there):
-        raise ConfigError(f"OUTPUT_DIR: cannot create {path}: {there} is not a folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"OUTPUT_DIR: {there} is not writable; change its permissions or choose another OUTPUT_DIR")

@@ -2,7 +2,7 @@
 
 import logging
 import platform
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import nullcontext
 from typing import Any
 
@@ -214,16 +214,21 @@ def check_handled(args: object, resume: bool | str | None, is_needed: bool) -> N
 # ---------------------------------------------------------------------- ranks
 
 
-def check_same_config(cfg: CfgNode, options: Mapping[str, object]) -> None:
+def check_same_config(cfg: CfgNode, resume: bool | str | None, args: object, text: str) -> None:
     """Check that all ranks have the same config, command line and versions. Every rank must call it.
 
     Args:
         cfg: the full config.
-        options: the command line's options, by name.
+        resume: whether the run in OUTPUT_DIR is resumed, or the path of a checkpoint that is.
+        args: the parsed command line.
+        text: that of a LazyConfig.
 
     Raises:
         ConfigError: a rank differs from rank 0. All ranks raise it, and the message lists the differences.
     """
+    options = {"--resume": resume, "--eval-only": getattr(args, "eval_only", None)}
+    options["--predict"] = getattr(args, "predict", None)
+    options |= {f"config.yaml, line {number}": line for number, line in enumerate(text.splitlines(), start=1)}
     python = ".".join(platform.python_version_tuple()[:2])
     versions = {"hookline": hookline.__version__, "torch": torch.__version__.partition("+")[0], "Python": python}
     mine = {key: repr(value) for key, value in {**cfg.flatten(), **options, **versions}.items()}

@@ -6,8 +6,7 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -22,26 +21,13 @@ from ...hooks.builtin.interruption import is_session
 from ...hooks.common import length_of, unwrap_model
 from ...hooks.evaluation import fit_names
 from ...hooks.hook_list import hook_name, overrides
-from ...hooks.protocol import TrainerProtocol
 from .. import comm
 from ..evaluation import format_results
 from ..modeling.summary import model_summary
 from ..run_end import TrainResult
+from ..solver.lengths import ConfiguredTrainer
 
 logger = logging.getLogger(__name__)
-
-
-class DescribedTrainer(TrainerProtocol, Protocol):
-    """What reports use of a DefaultTrainer."""
-
-    lengths: Any
-    current_run: Any
-
-    @property
-    def device_type(self) -> str: ...
-    @property
-    def last_eval_results(self) -> Mapping[str, Any]: ...
-    def replay_command(self, iteration: int) -> str: ...
 
 
 _LENGTHS = ("SOLVER.WARMUP_ITERS", "SOLVER.CHECKPOINT_PERIOD", "TEST.EVAL_PERIOD", "LOG.PERIOD")
@@ -74,7 +60,7 @@ def log_setup(cfg: CfgNode, config_file: str) -> None:
         logger.debug("Config, where it differs from the defaults:\n%s", describe_config(cfg))
 
 
-def _data(trainer: DescribedTrainer) -> str:
+def _data(trainer: ConfiguredTrainer) -> str:
     """Return the training data and its size, and the names of the test data."""
     cfg, loader = trainer.cfg, getattr(trainer, "data_loader", None)  # an inner trainer may have it
     text = ", ".join(map(name_of, cfg.DATASETS.TRAIN)) or "data of build_train_loader()"
@@ -87,7 +73,7 @@ def _data(trainer: DescribedTrainer) -> str:
     return re.sub(r"<object [^>]*?(\w+)>", r"\1", text)  # an object's class
 
 
-def describe_run(trainer: DescribedTrainer) -> str:
+def describe_run(trainer: ConfiguredTrainer) -> str:
     """Return what ``--dry-run`` prints: a DefaultTrainer's config, model, lengths, periods and hooks."""
     parts = {
         "Config, where it differs from the defaults": describe_config(trainer.cfg),
@@ -98,7 +84,7 @@ def describe_run(trainer: DescribedTrainer) -> str:
     return "\n".join(f"{title}:\n{text}" for title, text in parts.items())
 
 
-def _hooks(trainer: DescribedTrainer) -> str:
+def _hooks(trainer: ConfiguredTrainer) -> str:
     lines = [
         f"  {number:>2}  {hook_name(hook):<24} {', '.join(event for event in EVENTS if overrides(hook, event))}"
         for number, hook in enumerate(trainer.hooks.hooks)
@@ -106,7 +92,7 @@ def _hooks(trainer: DescribedTrainer) -> str:
     return "\n".join(lines) or "  none"
 
 
-def _lengths(trainer: DescribedTrainer) -> str:
+def _lengths(trainer: ConfiguredTrainer) -> str:
     values, epoch = trainer.cfg.flatten(), trainer.iters_per_epoch
     lines = [f"  epoch: {epoch} iterations" if epoch else "  epoch: of unknown length"]
     lines += [f"  SOLVER.MAX_ITER: {trainer.max_iter} iterations"]
@@ -114,7 +100,7 @@ def _lengths(trainer: DescribedTrainer) -> str:
     return "\n".join(lines)
 
 
-def log_start(trainer: DescribedTrainer, again: bool = False) -> None:
+def log_start(trainer: ConfiguredTrainer, again: bool = False) -> None:
     """Log data, model and length of a DefaultTrainer's run; its hooks and layers only to log.txt.
 
     Args:
@@ -137,7 +123,7 @@ def log_start(trainer: DescribedTrainer, again: bool = False) -> None:
     logger.info("Training for %d iterations%s, %s each, on %s", trainer.max_iter, epochs, size, device)
 
 
-def log_end(trainer: DescribedTrainer, result: TrainResult) -> None:
+def log_end(trainer: ConfiguredTrainer, result: TrainResult) -> None:
     """Log the results, the best checkpoint, and how to resume a run that stopped early."""
     if not comm.is_main_process():
         return
@@ -160,7 +146,7 @@ def _path(cfg: CfgNode, name: str) -> str:
     return shown_path(os.path.join(cfg.OUTPUT_DIR, name))
 
 
-def name_replay(trainer: DescribedTrainer, error: BaseException) -> None:
+def name_replay(trainer: ConfiguredTrainer, error: BaseException) -> None:
     """Add to an error of a step the command that repeats the step, if there is one, or how to go on."""
     if trainer.failed:
         return
@@ -175,7 +161,7 @@ def name_replay(trainer: DescribedTrainer, error: BaseException) -> None:
         error.add_note(f"look at this step: {command}")
 
 
-def replay_command(trainer: DescribedTrainer, iteration: int) -> str:
+def replay_command(trainer: ConfiguredTrainer, iteration: int) -> str:
     """Return the command that repeats a step; empty if the run has no such step, or was not started by ``run()``."""
     args: Any = getattr(trainer.current_run, "args", None)
     cfg = trainer.cfg

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ...config import CfgNode, ConfigError, Duration
@@ -15,6 +15,23 @@ from .multi_optimizer import SchedulerList
 from .schedules import resolve_lengths
 
 logger = logging.getLogger(__name__)
+
+
+class ConfiguredTrainer(TrainerProtocol, Protocol):
+    """What the start, a resume and reports use of a DefaultTrainer, for type checkers."""
+
+    max_iter: int
+    lengths: "Lengths"
+    current_run: Any
+    batches: Any
+
+    @property
+    def device_type(self) -> str: ...
+    @property
+    def last_eval_results(self) -> Mapping[str, Any]: ...
+    def build_lr_scheduler(self, cfg: CfgNode, optimizer: Any) -> Any: ...
+    def build_train_loader(self, cfg: CfgNode) -> Any: ...
+    def reset_data_loader(self, data_loader_builder: Callable[[], Any]) -> None: ...
 
 
 class Lengths:
@@ -118,16 +135,7 @@ def loader_length(loader: Any, limit: int = 0) -> int | None:
 # ---------------------------------------------------------------------------- schedules
 
 
-class _Trainer(TrainerProtocol, Protocol):
-    """What is used of a DefaultTrainer."""
-
-    max_iter: int
-    lengths: Lengths
-
-    def build_lr_scheduler(self, cfg: CfgNode, optimizer: Any) -> Any: ...
-
-
-def apply_max_iter(trainer: _Trainer) -> None:
+def apply_max_iter(trainer: ConfiguredTrainer) -> None:
     """Put a new ``max_iter`` into the config, the schedule and the writers of a DefaultTrainer."""
     lengths = trainer.lengths
     cfg = lengths.user_cfg.thawed()
@@ -136,7 +144,7 @@ def apply_max_iter(trainer: _Trainer) -> None:
     apply_lengths(trainer, resolve_lengths(cfg, lengths.iters_per_epoch, lengths.offset))
 
 
-def apply_lengths(trainer: _Trainer, cfg: CfgNode) -> None:
+def apply_lengths(trainer: ConfiguredTrainer, cfg: CfgNode) -> None:
     """Use a config with other lengths. hookline's schedules are built again, at the present position; others stay.
 
     Raises:
@@ -165,7 +173,7 @@ def apply_lengths(trainer: _Trainer, cfg: CfgNode) -> None:
         hook.set_max_iter(trainer.max_iter)
 
 
-def check_kept_schedules(trainer: _Trainer, before: CfgNode, now: CfgNode) -> None:
+def check_kept_schedules(trainer: ConfiguredTrainer, before: CfgNode, now: CfgNode) -> None:
     """Check that torch's and timm's schedules may stay as they are: their state holds what they were built with.
 
     Args:
