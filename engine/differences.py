@@ -140,9 +140,8 @@ def apply_config(
         config: the config in it.
         built: :func:`settings` before the state was loaded.
     """
-    _count_epochs(trainer, run)
-    _keep_length(trainer, run)
-    present = CfgNode.load_cfg(trainer.lengths.text)
+    _use_saved_lengths(trainer, run)
+    present = trainer.lengths.cfg
     # Without keys that the version which wrote the checkpoint did not have.
     pairs = {key: pair for key, pair in present.diff(config).items() if key not in _IGNORED and pair[0] is not MISSING}
     for key, (before, now) in pairs.items():
@@ -170,8 +169,9 @@ def apply_config(
     check_kept_schedules(trainer, config.SOLVER, present.SOLVER)
 
 
-def _count_epochs(trainer: ConfiguredTrainer, run: Mapping[str, Any]) -> None:
-    """Compute lengths in epochs again if the checkpoint's epochs had another length."""
+def _use_saved_lengths(trainer: ConfiguredTrainer, run: Mapping[str, Any]) -> None:
+    """Compute lengths in epochs again if the checkpoint's epochs had another length. Use the ``max_iter`` that was set
+    while the run trained, unless MAX_ITER or the trainer's own has changed."""
     lengths, saved = trainer.lengths, run.get("epochs", {})
     before, now = saved.get("length"), lengths.iters_per_epoch
     lengths.offset = saved.get("offset", 0)
@@ -181,13 +181,8 @@ def _count_epochs(trainer: ConfiguredTrainer, run: Mapping[str, Any]) -> None:
         cfg = resolve_lengths(lengths.user_cfg, now, lengths.offset)
         trainer.max_iter = cfg.SOLVER.MAX_ITER
         apply_lengths(trainer, cfg)
-
-
-def _keep_length(trainer: ConfiguredTrainer, run: Mapping[str, Any]) -> None:
-    """Use the ``max_iter`` that was set while the run trained, unless MAX_ITER or the trainer's own has changed."""
     length: Any = run.get("length") or (None, None)
     given, max_iter = length
-    lengths = trainer.lengths
     if given == lengths.user_cfg.SOLVER.MAX_ITER and trainer.max_iter == lengths.cfg.SOLVER.MAX_ITER != max_iter:
         logger.info("Resuming with max_iter = %d, which was set during training", max_iter)
         trainer.max_iter = max_iter

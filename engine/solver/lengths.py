@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ...config import CfgNode, ConfigError, Duration
+from ...config.values import same
 from ...hooks.builtin.lr_scheduler import follow_rates
 from ...hooks.common import length_of, schedulers_of
 from ...hooks.protocol import TrainerProtocol
@@ -186,7 +187,7 @@ def check_kept_schedules(trainer: ConfiguredTrainer, before: CfgNode, now: CfgNo
     """
     schedules = schedulers_of(trainer.scheduler)
     kept = [type(one).__name__ for one in schedules if not isinstance(one, LRMultiplier)]
-    changed = [key for key in ("BASE_LR", "LR_SCHEDULER_ARGS", "OPTIMIZERS") if before.get(key) != now[key]]
+    changed = [key for key in ("BASE_LR", "LR_SCHEDULER_ARGS", "OPTIMIZERS") if not same(before.get(key), now[key])]
     if before.MAX_ITER < now.MAX_ITER:
         changed.append("MAX_ITER")
     if changed == ["MAX_ITER"] and len(kept) == len(schedules):
