@@ -187,6 +187,8 @@ def check_kept_schedules(trainer: ConfiguredTrainer, before: CfgNode, now: CfgNo
     """
     schedules = schedulers_of(trainer.scheduler)
     kept = [type(one).__name__ for one in schedules if not isinstance(one, LRMultiplier)]
+    if not kept:
+        return
     changed = [key for key in ("BASE_LR", "LR_SCHEDULER_ARGS", "OPTIMIZERS") if not same(before.get(key), now[key])]
     if before.MAX_ITER < now.MAX_ITER:
         changed.append("MAX_ITER")
@@ -194,7 +196,7 @@ def check_kept_schedules(trainer: ConfiguredTrainer, before: CfgNode, now: CfgNo
         logger.warning(
             "SOLVER.MAX_ITER: %s stays as it was built, for a run of %d iterations", ", ".join(kept), before.MAX_ITER
         )
-    elif kept and changed:
+    elif changed:
         trainer.max_iter = before.MAX_ITER
         raise ConfigError(
             f"{', '.join(f'SOLVER.{key}' for key in changed)}: {', '.join(kept)} cannot follow another value (the run "
