@@ -12,4 +12,4 @@ class Docstrings(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.docstring:
             text = re.sub(r":[a-z]+:`~?([^`]+)`", r"`\1`", obj.docstring.value)
-            obj.docstring.value = re.sub(r"(?<=\w)::$", ":", text, flags=re.MULTILINE)
+            obj.docstring.value = re.sub(r"(?<=\S)::$", ":", text, flags=re.MULTILINE)

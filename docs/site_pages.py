@@ -109,9 +109,9 @@ def page_of(path: str) -> str:
 
 
 def source_page(path: str) -> str:
-    """Return a page that shows a file."""
+    """Return a page that shows a file, without a table of contents: lines of 120 columns need its room."""
     language = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".sh": "bash"}.get(os.path.splitext(path)[1], "text")
-    return f"# {path}\n\n~~~~{language}\n{(ROOT / path).read_text()}\n~~~~\n"
+    return f"---\nhide: [toc]\n---\n\n# {path}\n\n~~~~{language}\n{(ROOT / path).read_text()}\n~~~~\n"
 
 
 def reference_page(module: str) -> str:
