@@ -1,10 +1,10 @@
-"""The site's navigation and reference are complete. ``.ci/run`` builds it with ``--strict``, so links work."""
+"""The site has all pages and public names, and short pages. ``.ci/run`` builds it with ``--strict``, so links work."""
 
 import importlib
 import re
 
 import yaml
-from snippets import ROOT
+from snippets import ROOT, Page
 
 from hookline.config import ConfigError, get_cfg
 from hookline.hooks.base import EVENTS
@@ -32,6 +32,24 @@ def test_every_public_name_has_a_place_in_the_reference():
         if "__all__" in path.read_text():
             module = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
             assert f"reference/{module}.md" in NAV, f"add hookline.{module} to mkdocs.yml and docs/site_pages.py"
+
+
+def test_code_fits_beside_the_navigation():
+    names = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+    wide = [
+        f"{path.relative_to(ROOT)}:{number}: {line}"
+        for path in (*map(ROOT.joinpath, names), *(ROOT / "docs").rglob("*.md"))
+        for snippet in Page(path).snippets
+        for number, line in enumerate(snippet.text.splitlines(), snippet.line)
+        if len(line) > 88
+    ]
+    assert not wide, "\n".join(["at most 88 columns:", *wide])
+
+
+def test_pages_are_short():
+    words = {path.stem: len(path.read_text().split()) for path in (ROOT / "docs").rglob("*.md")}
+    assert sum(words.values()) <= 24_000
+    assert max(words[page] for page in ("distributed", "checkpoints", "detectron2")) <= 1200
 
 
 def test_pictures_are_small_and_shown():
