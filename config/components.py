@@ -117,8 +117,9 @@ class ComponentKey:
         """Return name, arguments and the name's full key of each component."""
         *section, last = self.key.split(".")
         node, args = reduce(getitem, section, cfg), args_key(last)
-        if isinstance(node, str):  # code written for detectron2 sets a section to a name
-            return [(self.registry.in_any_case(node), {}, self.key)]
+        if isinstance(node, str):  # code written for detectron2 sets a section to a name, in any case
+            names = {name.lower(): name for name, _ in self.registry}
+            return [(node if node in self.registry else names.get(node.lower(), node), {}, self.key)]
         if args is not None:
             return [(node[last], node[args], self.key)]
         return [(*component(entry), f"{self.key}[{i}].NAME") for i, entry in enumerate(node[last])]

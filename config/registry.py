@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 
 from .errors import ConfigError, UnknownKeyError, UnknownNameError, suggest
 from .signatures import bind, parameters_of
-from .values import ObjectName, is_object_text
+from .values import OBJECT, ObjectName
 
 _T = TypeVar("_T")
 _Arguments = Mapping[str, object]
@@ -124,10 +124,6 @@ class Registry:
             raise self._refusal(name, key, f"it is of type {type(target).__name__}, not a class or a function")
         return target
 
-    def in_any_case(self, name: str) -> str:
-        """Return the registered name that equals ``name`` except for upper and lower case; without one, ``name``."""
-        return name if name in self else {known.lower(): known for known in self._obj_map}.get(name.lower(), name)
-
     def build(
         self,
         name: str,
@@ -194,7 +190,7 @@ class Registry:
         return len(set(taken.positions[:number]).intersection(taken.required) - {*args}) == number
 
     def _import(self, name: str, prefix: str) -> Any:
-        if is_object_text(name):
+        if name.startswith(OBJECT):  # of the config.yaml of a run from Python
             raise ConfigError(
                 f"{prefix}{name} is an object that the Python script of this run passed to Trainer; a config file "
                 'cannot hold it. Run that script, or name a class or function here, as "module:Name"'

@@ -242,7 +242,8 @@ def _as_lists(value: object) -> object:
 # ---------------------------------------------------------------------- objects
 
 
-_OBJECT = "<object "
+OBJECT = "<object "
+"""The beginning of the text of an :class:`ObjectName`."""
 
 
 class ObjectName(str):
@@ -264,7 +265,7 @@ class ObjectName(str):
         is_named = inspect.isclass(named) or inspect.isroutine(named)
         named = named if is_named else type(named)
         module, name = getattr(named, "__module__", "?"), getattr(named, "__qualname__", type(named).__qualname__)
-        self = super().__new__(cls, f"{_OBJECT}{module}.{name}>")
+        self = super().__new__(cls, f"{OBJECT}{module}.{name}>")
         self.value = value
         self.is_component = not (is_named or is_partial) if is_component is None else is_component
         return self
@@ -284,8 +285,3 @@ def kind_of(target: object) -> Any:
     """Return the class of a component that a config holds itself; any other target of a registry as it is."""
     name = getattr(target, "__self__", None)
     return type(name.value) if isinstance(name, ObjectName) else target
-
-
-def is_object_text(name: str) -> bool:
-    """Return whether a name is the text of an :class:`ObjectName`, as in the ``config.yaml`` of a run from Python."""
-    return name.startswith(_OBJECT)

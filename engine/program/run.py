@@ -78,11 +78,8 @@ def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | 
 
 def _kind(trainer: type[DefaultTrainer], args: argparse.Namespace) -> type[DefaultTrainer]:
     """Return the class of the run: with ``--eval-only`` and ``--predict`` a subclass without training data."""
-    return inference_trainer(trainer) if args.eval_only or args.predict else trainer
-
-
-def inference_trainer(trainer: type[DefaultTrainer]) -> type[DefaultTrainer]:
-    """Return a subclass that evaluates and predicts, with the hooks of a run. It has no training data."""
+    if not (args.eval_only or args.predict):
+        return trainer
 
     class InferenceTrainer(trainer):  # type: ignore[misc, valid-type]
         @classmethod
