@@ -5,7 +5,6 @@ unchanged file, then with one item replaced by that of a new run. The files of t
 item :data:`CASES` names the file or value that must differ.
 """
 
-import copy
 import os
 import random
 import shutil
@@ -19,8 +18,9 @@ import numpy as np
 import pytest
 import torch
 from comparing import frozen, left_behind
+from sweep_parts import Samples
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 from hookline.config import CfgNode, get_cfg
 from hookline.engine import DefaultTrainer, seed_all_rng
@@ -43,21 +43,6 @@ class Net(nn.Sequential):
 
     def __init__(self) -> None:
         super().__init__(nn.Linear(8, 16), nn.Dropout(0.2), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
-
-
-def sample(index: int) -> tuple[torch.Tensor, int]:
-    """Different numbers at each read, from each of the three generators."""
-    x = torch.full((8,), float(index % 4)) + torch.randn(8)
-    return x * random.uniform(0.5, 1.5) + float(np.random.uniform(-1, 1)), index % 4
-
-
-@DATASET_REGISTRY.register(name="state_items_samples")
-class Samples(Dataset):
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return sample(index)
 
 
 class Source:
@@ -84,7 +69,7 @@ class Source:
 
 @DATASET_REGISTRY.register(name="state_items_stream")
 def stream() -> ShardedIterable:
-    return ShardedIterable(Source(), sample)
+    return ShardedIterable(Source(), Samples().__getitem__)
 
 
 @DATASET_REGISTRY.register(name="state_items_shares")
@@ -94,7 +79,7 @@ class Shares(IterableDataset):
     shares_itself_out = True
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
-        yield from map(sample, range(200))
+        yield from map(Samples().__getitem__, range(200))
 
 
 class Torchdata:
@@ -126,7 +111,7 @@ class TorchdataTrainer(DefaultTrainer):
 
 SMALL = {
     "MODEL": {"NAME": "StateItemsNet", "LOSS": {"NAME": "CrossEntropyLoss"}, "DEVICE": "cpu"},
-    "DATASETS": {"TRAIN": ["state_items_samples"]},
+    "DATASETS": {"TRAIN": [{"NAME": "sweep_parts:Samples", "ARGS": {"size": SIZE}}]},
     "DATALOADER": {"BATCH_SIZE": 8},
     "SOLVER": {
         "OPTIMIZER": {"NAME": "AdamW", "ARGS": {"weight_decay": 0.01}},
@@ -315,7 +300,6 @@ class Runs:
         self.folder = folder
         self.number = 0
         self._killed: dict[str, Path] = {}
-        self._checkpoints: dict[str, dict[str, Any]] = {}
         self._resumed: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def new(self) -> Path:
@@ -347,9 +331,7 @@ class Runs:
         return folder / (folder / "last_checkpoint").read_text()
 
     def checkpoint(self, scenario: str) -> dict[str, Any]:
-        if scenario not in self._checkpoints:
-            self._checkpoints[scenario] = torch.load(self.file(scenario), weights_only=True)
-        return copy.deepcopy(self._checkpoints[scenario])
+        return torch.load(self.file(scenario), weights_only=True)
 
     def resumed(self, scenario: str, overrides: tuple[Any, ...] = ()) -> dict[str, Any]:
         key = (scenario, overrides)

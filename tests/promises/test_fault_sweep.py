@@ -20,25 +20,11 @@ import pytest
 import yaml
 from comparing import left_behind
 from injector import Operation, Plan, recorded
-from ranks import ROOT, fork, tool
+from ranks import fork, tool
+from sweep_parts import CONFIG
 
 HERE = Path(__file__).parent
 
-CONFIG = {
-    "_BASE_": str(ROOT / "configs/synthetic/mlp.yaml"),
-    "MODEL": {"ARGS": {"hidden": [8], "dropout": 0.2}},
-    "DATASETS": {
-        "TRAIN": [{"NAME": "synthetic", "ARGS": {"size": 64, "seed": 0}}],
-        "TEST": [{"NAME": "synthetic", "ARGS": {"size": 32, "seed": 1}}],
-    },
-    "DATALOADER": {"BATCH_SIZE": 8},
-    "SOLVER": {"MAX_ITER": 12, "CHECKPOINT_PERIOD": 3, "WARMUP_ITERS": 2},
-    "TEST": {"EVAL_PERIOD": 4},
-    "CHECKPOINT": {"MAX_TO_KEEP": 2, "BEST": {"METRIC": "synthetic/loss", "MODE": "min", "KEEP": 2}},
-    "HOOKS": [{"NAME": "EMA", "ARGS": {"decay": 0.9}}, "sweep_parts:Pictures"],
-    "LOG": {"PERIOD": 2, "WRITERS": ["JSONWriter", "CSVWriter", "TensorboardXWriter"]},
-    "SEED": 3,
-}
 LONGER = ("SOLVER.MAX_ITER", "18")
 USERS_FILES = ("notes.txt.old.1", "inference.py", "pretrained.pth", "photos.old.2019/photo.jpg")
 # Seconds after which a run counts as hanging. It takes a fifth of a second.
