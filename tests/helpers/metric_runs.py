@@ -44,7 +44,7 @@ def write(writers, period, *hooks, **arguments):
 
 def at(iteration, action, event="after_step"):
     """A hook that calls ``action(trainer)`` at one iteration."""
-    return CallbackHook(**{event: lambda trainer: action(trainer) if trainer.iter == iteration else None})
+    return CallbackHook(**{event: lambda trainer, *_: action(trainer) if trainer.iter == iteration else None})
 
 
 def put(name, iteration=None, event="after_step"):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from metric_runs import at
 from small_runs import config_trainer, files, kill_at, last, saved
 
 from hookline.config import ConfigError
@@ -11,7 +12,6 @@ from hookline.engine.checkpoint import Checkpointer
 from hookline.hooks import (
     CallbackHook,
     ExceptionCheckpointer,
-    HookBase,
     LRScheduler,
     PeriodicCheckpointer,
     RollingCheckpointer,
@@ -39,17 +39,8 @@ def train(make):
     return train
 
 
-def at(iteration, act):
-    """A function of a trainer that acts at an iteration."""
-    return lambda trainer, *_: act(trainer) if trainer.iter == iteration else None
-
-
-class Broken(Exception):
-    pass
-
-
 def fail(*_):
-    raise Broken
+    raise ZeroDivisionError
 
 
 @pytest.mark.parametrize(
@@ -111,7 +102,7 @@ def test_wrong_arguments_are_refused(make):
 
 
 def test_an_interrupted_final_evaluation_leaves_a_final_checkpoint_without_the_end(train, make):
-    with pytest.raises(Broken):
+    with pytest.raises(ZeroDivisionError):
         train(4, 0, hooks=[CallbackHook(after_train=fail)])
     checkpointer = make()[1]
     assert files(checkpointer) == names()
@@ -121,18 +112,16 @@ def test_an_interrupted_final_evaluation_leaves_a_final_checkpoint_without_the_e
 @pytest.mark.parametrize(("exit_code", "expected"), [(75, names(4, final=False)), (0, names(4))])
 def test_an_interrupted_run_is_saved_under_its_iteration_and_a_stopped_one_as_final(train, exit_code, expected):
     writes = []
-    stop = CallbackHook(
-        after_step=at(4, lambda trainer: trainer.request_stop("", exit_code=exit_code)),
-        after_save=lambda trainer, path: writes.append(Path(path).name),
-    )
-    _, checkpointer = train(12, 5, hooks=[stop])
+    note = CallbackHook(after_save=lambda trainer, path: writes.append(Path(path).name))
+    stop = at(4, lambda trainer: trainer.request_stop("", exit_code=exit_code))
+    _, checkpointer = train(12, 5, hooks=[stop, note])
     assert files(checkpointer) == expected
     assert writes == expected[1:]
     assert saved(checkpointer, expected[-1].removesuffix(".pth"))["iteration"] == 4
 
 
 def test_only_the_newest_are_kept_also_of_an_interrupted_run_and_over_resumes(train):
-    stop = CallbackHook(after_step=at(6, lambda trainer: trainer.request_stop("", exit_code=75)))
+    stop = at(6, lambda trainer: trainer.request_stop("", exit_code=75))
     _, checkpointer = train(20, 2, max_to_keep=2, hooks=[stop])
     assert files(checkpointer) == names(5, 6, final=False)
     train(11, 2, max_to_keep=2, start=7)
@@ -189,15 +178,13 @@ def test_a_resume_takes_the_newest_checkpoint_rolling_or_not(tmp_path):
     ],
 )
 def test_the_state_at_a_failure_before_the_update_or_after_the_step_is_saved(make, event, iteration):
-    class Fails(HookBase):
-        pass
-
-    setattr(Fails, event, lambda hook, *_: fail() if hook.trainer.iter == 6 else None)
     weights = []
     note = CallbackHook(after_step=lambda trainer: weights.append(trainer.model.fc.weight.detach().clone()))
     trainer, checkpointer = make()
-    trainer.register_hooks([PeriodicCheckpointer(checkpointer, 4), ExceptionCheckpointer(checkpointer), note, Fails()])
-    with pytest.raises(Broken):
+    trainer.register_hooks(
+        [PeriodicCheckpointer(checkpointer, 4), ExceptionCheckpointer(checkpointer), note, at(6, fail, event)]
+    )
+    with pytest.raises(ZeroDivisionError):
         trainer.train(0, 12)
     assert last(checkpointer) == "model_0000003.pth"
     if iteration is None:
@@ -217,7 +204,7 @@ def test_a_completed_or_interrupted_run_saves_no_failure_state(make):
     trainer, checkpointer = make()
     trainer.register_hooks([ExceptionCheckpointer(checkpointer)])
     trainer.train(0, 2)
-    trainer.register_hooks([CallbackHook(before_step=at(3, interrupt))])
+    trainer.register_hooks([at(3, interrupt)])
     with pytest.raises(KeyboardInterrupt):
         trainer.train(2, 12)
     assert files(checkpointer) == []
