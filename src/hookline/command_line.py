@@ -80,10 +80,16 @@ class ArgumentParser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}{hint}\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return super().parse_known_args(self._words(args), namespace)
+
+    def parse_known_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return super().parse_known_intermixed_args(self._words(args), namespace)
+
+    def _words(self, args: Any) -> Any:
         resume = self._option_string_actions.get("--resume")
-        if resume is not None and resume.nargs == "?":  # not a script's own
-            args = _join_resume(sys.argv[1:] if args is None else list(args))
-        return super().parse_known_args(args, namespace)
+        if resume is None or resume.nargs != "?":  # a script's own
+            return args
+        return _join_resume(sys.argv[1:] if args is None else list(args))
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         if namespace is not None or not self.ours:
