@@ -151,44 +151,34 @@ def test_a_signal_before_training_exits_with_75_and_leaves_nothing_to_resume(run
     assert run("--resume")[0] == 0
 
 
-# Replaces torch by a module that sends a signal while it is imported.
+# Replaces torch, or is imported first by Python: then ranks that launch() starts wait in it.
 SLOW_IMPORT = """
-import os, time
-open(f"importing.{os.getpid()}", "w").close()
-time.sleep(60)
+import os, sys, time
+if {when}:
+    open(f"importing.{{os.getpid()}}", "w").close()
+    time.sleep({seconds})
 """
+TORCH = ("torch.py", SLOW_IMPORT.format(when=True, seconds=60))
+RANKS = ("sitecustomize.py", SLOW_IMPORT.format(when='"spawn_main" in " ".join(sys.orig_argv)', seconds=2))
 
 
-@pytest.mark.parametrize(("name", "expected", "tool"), [("SIGUSR1", 75, "train_net.py"), ("SIGINT", 130, HOOKLINE)])
-def test_a_signal_during_the_imports_has_the_same_exit_code(start, tmp_path, name, expected, tool):
-    (tmp_path / "torch.py").write_text(SLOW_IMPORT)
-    process = start(start=start_new, tool=tool)
-    while not list(tmp_path.glob("importing.*")):
+@pytest.mark.parametrize(
+    ("module", "ranks", "name", "expected", "tool"),
+    [
+        (TORCH, 1, "SIGUSR1", 75, "train_net.py"),
+        (TORCH, 1, "SIGINT", 130, HOOKLINE),
+        pytest.param(RANKS, 2, "SIGTERM", 75, "train_net.py", marks=pytest.mark.slow),
+    ],
+    ids=["SIGUSR1", "SIGINT", "ranks"],
+)
+def test_a_signal_during_the_imports_has_the_same_exit_code(start, tmp_path, module, ranks, name, expected, tool):
+    (tmp_path / module[0]).write_text(module[1])
+    process = start("--num-gpus", ranks, "MODEL.DEVICE", "cpu", start=start_new, tool=tool)
+    while len(list(tmp_path.glob("importing.*"))) < ranks:
         time.sleep(0.02)
-    os.kill(process.pid, getattr(signal, name))
+    os.killpg(process.pid, getattr(signal, name))
     code, _, err = finish(process)
     assert code == expected, err
-    assert "Traceback" not in err
-
-
-# Imported first by Python. Ranks that launch() starts wait in it.
-SLOW_RANK = """
-import os, sys, time
-if "spawn_main" in " ".join(sys.orig_argv):
-    open(f"importing.{os.getpid()}", "w").close()
-    time.sleep(2)
-"""
-
-
-@pytest.mark.slow
-def test_a_signal_while_the_ranks_import_has_the_same_exit_code(start, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(SLOW_RANK)
-    process = start("--num-gpus", 2, "MODEL.DEVICE", "cpu", start=start_new)
-    while len(list(tmp_path.glob("importing.*"))) < 2:
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGTERM)
-    code, _, err = finish(process)
-    assert code == 75, err
     assert "Traceback" not in err
     assert not (tmp_path / "run" / "last_checkpoint").exists()
 

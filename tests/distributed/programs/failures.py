@@ -54,11 +54,9 @@ def work_on(folder):
 WAYS = {
     "raises": (error, sleep_forever),
     "is killed": (kill, wait),
-    "os._exit 3": (lambda folder: os._exit(3), wait),
     "sys.exit 0": (leave, wait),
     "hangs": (sleep_forever, lambda folder: comm.all_gather("objects")),
     "blocks": (search, wait),
-    "sleeps": (sleep_forever, lambda folder: os.abort()),  # as NCCL does
     "leaves": (leave, work_on),
     "destroys": (lambda folder: dist.destroy_process_group(), lambda folder: dist.destroy_process_group()),
     "says why": (lambda folder: sys.exit("the reason"), wait),

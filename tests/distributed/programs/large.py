@@ -6,16 +6,10 @@ import re
 from pathlib import Path
 
 import torch
+from meshes import config
 from results import write_result
 
-from hookline.config import get_cfg
 from hookline.engine import DefaultTrainer, comm
-from hookline.engine.data import ArrayDataset
-
-
-def tokens():
-    texts = torch.randint(64, (8, 17), generator=torch.Generator().manual_seed(0))
-    return ArrayDataset(texts[:, :-1], texts[:, 1:])
 
 
 def memory(field):
@@ -45,18 +39,12 @@ def run(folder, width, depth, resume, *options):
 
 
 def train(folder, name, width, depth, resume, peak, *options):
-    cfg = get_cfg()
-    cfg.merge_from_list([
-        "MODEL.NAME", "GPT", "MODEL.DEVICE", "cpu", "MODEL.ARGS.width", width, "MODEL.ARGS.depth", depth,
-        "MODEL.ARGS.heads", "8", "MODEL.ARGS.vocab_size", "64", "MODEL.ARGS.block_size", "16",
-        "MODEL.LOSS.NAME", "CrossEntropyLoss", "DATASETS.TRAIN", "['large:tokens']", "DATALOADER.BATCH_SIZE", "4",
-        "DATASETS.TEST", "['large:tokens']", "TEST.METRICS", "['Accuracy']", "TEST.EVAL_PERIOD", "1",
-        "SOLVER.OPTIMIZER.NAME", "AdamW", "SOLVER.BASE_LR", "0.0001", "SOLVER.MAX_ITER", "2" if resume else "1",
-        "SOLVER.WARMUP_ITERS", "0", "SEED", "1", "OUTPUT_DIR", str(folder / name),
-        "PARALLEL.NAME", "fsdp2", "PARALLEL.ARGS.modules", "['TransformerBlock']", *options,
-    ])  # fmt: skip
+    size = {"width": int(width), "depth": int(depth), "heads": 8, "vocab_size": 12, "block_size": 8}
+    given = ["MODEL.NAME", "GPT", "MODEL.ARGS", repr(size), "DATALOADER.BATCH_SIZE", "4", "TEST.EVAL_PERIOD", "1"]
+    given += ["SOLVER.BASE_LR", "0.0001", "SOLVER.WARMUP_ITERS", "0", "SOLVER.MAX_ITER", "2" if resume else "1"]
+    given += ["PARALLEL.NAME", "fsdp2", "PARALLEL.ARGS.modules", "['TransformerBlock']", *options]
     torch.manual_seed(1 + comm.get_rank())
-    trainer = DefaultTrainer(cfg)
+    trainer = DefaultTrainer(config(folder / name, *given))
     peak.note("build")
     trainer.resume_or_load(resume=bool(resume))
     peak.note("load")
