@@ -12,6 +12,7 @@ from small_runs import same
 
 from hookline.engine import comm
 from hookline.engine.checkpoint import CheckpointError, files, sharded, sharded_checkpointer
+from hookline.engine.checkpoint.find_checkpoint import find_checkpoint
 from hookline.hooks import CallbackHook
 
 files.RETRY_AFTER = 0.0
@@ -190,7 +191,7 @@ def check_a_rank_loads_only_its_shards_from_each_kind_of_file(folder):
         change(keeper.model, 0.0)
         keeper.load(str(place), checkpointables=[])
         assert same(whole(keeper.model.state_dict()), before), place
-        read = keeper._load_file(str(place), mmap=True)["model"].values()
+        read = keeper._load_file(find_checkpoint(str(place)), mmap=True)["model"].values()
         assert path_of is prefixed or all(hasattr(value, "to_local") for value in read), place
 
 
