@@ -137,15 +137,6 @@ THREE = [
 ]
 
 
-def test_a_function_of_all_predictions_and_targets_is_a_metric():
-    here = f"{__name__}:"
-    metrics = [{"NAME": f"{here}error_rate", "ARGS": {"scale": 3}}, f"{here}by_name"]
-    cfg = make_cfg([*metrics, {"NAME": f"{here}by_name", "AS": "again"}])
-    check_config(cfg)
-    expected = {"error_rate": 1.0, "first": 1.0, "count": 3, "again": {"first": 1.0, "count": 3}}
-    assert evaluate(cfg, THREE) == {"val": expected}
-
-
 def weighted(weight, predictions, targets):
     return weight * len(targets)
 
@@ -158,9 +149,14 @@ class Counting:
 counting = Counting()
 
 
-def test_any_callable_of_predictions_and_targets_is_a_metric():
-    cfg = make_cfg([ObjectName(functools.partial(weighted, 2.0)), f"{__name__}:counting"])
-    assert evaluate(cfg, THREE) == {"val": {"weighted": 6.0, "Counting": 3}}
+def test_any_function_of_all_predictions_and_targets_is_a_metric():
+    here = f"{__name__}:"
+    metrics = [{"NAME": f"{here}error_rate", "ARGS": {"scale": 3}}, f"{here}by_name", f"{here}counting"]
+    metrics += [{"NAME": f"{here}by_name", "AS": "again"}, ObjectName(functools.partial(weighted, 2.0))]
+    cfg = make_cfg(metrics)
+    check_config(cfg)
+    named = {"first": 1.0, "count": 3}
+    assert evaluate(cfg, THREE) == {"val": {"error_rate": 1.0, **named, "Counting": 3, "again": named, "weighted": 6.0}}
 
 
 def test_batches_of_several_shapes_are_lists():
