@@ -2,25 +2,17 @@
 
 import pytest
 import torch
-from torch import nn
+from small_runs import Net
+from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, TensorDataset
 
+from hookline.engine import SimpleTrainer
 from hookline.engine.data import ArrayDataset
 from hookline.engine.data.loader import Collated, iterate
-from hookline.engine.parallel import Strategy
-from hookline.engine.step.fast_path import FastStep
+from hookline.hooks import LRScheduler
 
-
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
-
-
-def loss_of(model):
-    return model(torch.randn(4, 5)).pow(2).mean()
-
-
+BATCHES = [*torch.randn(5, 4, 8, generator=torch.Generator().manual_seed(0))]
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
     "sgd fused": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, fused=True),
@@ -29,66 +21,62 @@ OPTIMIZERS = {
 }
 
 
-def train(make, fast, scheduled):
-    model = net()
-    optimizer = make(model.parameters())
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2) if scheduled else None
-    shortcuts = FastStep(Strategy())
-    seen = []  # by hooks of a tensor
-    model[0].weight.register_hook(seen.append)
-    model[0].weight.register_post_accumulate_grad_hook(seen.append)
-    for _ in range(5):
-        loss = loss_of(model)
-        if fast:
-            shortcuts.backward(loss)
-            shortcuts.step(optimizer)
-            shortcuts.zero_grad(optimizer)
-        else:
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        assert all(p.grad is None for p in model.parameters())
-        if scheduler:
-            scheduler.step()
-    assert len(seen) == 10
-    return [*model.parameters()], str(optimizer.state_dict())
+def made(make):
+    """A model and its optimizer."""
+    torch.manual_seed(0)
+    model = Net(8, 3)
+    return model, make(model.parameters())
 
 
 @pytest.mark.parametrize("scheduled", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_step_gives_the_same_bits(name, scheduled, recwarn):
-    fast, fast_state = train(OPTIMIZERS[name], True, scheduled)
-    plain, plain_state = train(OPTIMIZERS[name], False, scheduled)
-    assert all(torch.equal(a, b) for a, b in zip(fast, plain, strict=True))
-    assert fast_state == plain_state
+def test_a_step_gives_the_same_bits_as_one_by_hand(name, scheduled, recwarn):
+    plain, optimizer = made(OPTIMIZERS[name])
+    schedule = StepLR(optimizer, 2) if scheduled else None
+    for x in BATCHES:
+        optimizer.zero_grad()
+        plain(x)["loss"].backward()
+        optimizer.step()
+        if schedule:
+            schedule.step()
+    ours, our_optimizer = made(OPTIMIZERS[name])
+    seen = []  # by hooks of a tensor
+    ours.fc.weight.register_hook(seen.append)
+    ours.fc.weight.register_post_accumulate_grad_hook(seen.append)
+    trainer = SimpleTrainer(ours, BATCHES, our_optimizer)
+    trainer.register_hooks([LRScheduler(scheduler=StepLR(our_optimizer, 2))] if scheduled else [])
+    trainer.train(0, 5)
+    assert len(seen) == 10
+    assert all(p.grad is None for p in ours.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), plain.parameters(), strict=True))
+    assert str(our_optimizer.state_dict()) == str(optimizer.state_dict())
     assert not [w for w in recwarn if "lr_scheduler" in str(w.message)], "the scheduler knows that step() was called"
 
 
 class Own(torch.optim.SGD):
-    def __init__(self, parameters):
-        super().__init__(parameters, 0.1)
-        self.seen = []
+    seen = ()
 
     def step(self, closure=None):
-        self.seen.append("step")
+        self.seen += ("step",)
         return super().step(closure)
 
 
 def test_hooks_and_overridden_or_replaced_methods_are_called():
-    model, seen = net(), []
-    loss_of(model).backward()
-    own, plain = Own(model.parameters()), torch.optim.SGD(model.parameters(), 0.1)
-    fast = FastStep(Strategy())
-    fast.step(own)
-    assert own.seen == ["step"]
+    def train(model, optimizer):
+        SimpleTrainer(model, BATCHES, optimizer).train(0, 1)
+
+    model, own = made(Own)
+    train(model, own)
+    assert own.seen == ("step",)
+    seen, (model, plain) = [], made(torch.optim.SGD)
     plain.register_step_pre_hook(lambda *args: seen.append("before"))
     plain.register_step_post_hook(lambda *args: seen.append("after"))
-    fast.step(plain)
+    train(model, plain)
     handle = register_optimizer_step_post_hook(lambda *args: seen.append("global"))
-    fast.step(plain)
+    train(model, plain)
     handle.remove()
     plain.step = lambda: seen.append("instance")
-    fast.step(plain)
+    train(model, plain)
     assert seen == ["before", "after", "before", "after", "global", "instance"]
 
 
