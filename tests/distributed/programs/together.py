@@ -188,7 +188,9 @@ def check_samplers_and_predictions_use_the_data_ranks(folder):
     assert list(GlobalBatchSampler(range(6), 4)) == [[0, 1, 2, 3], [4, 5]]
     assert list(InferenceSampler(5)) == [0, 1, 2, 3, 4]
     assert next(iter(TrainingSampler(5, shuffle=False))) == 0
-    assert write_predictions([torch.arange(3.0)], str(folder / "predictions.jsonl")) == 3
+    trainer = SimpleTrainer(model, [torch.zeros(1)], torch.optim.SGD(model.parameters(), 0.1))
+    outputs = trainer.predict([torch.arange(3.0)], predict=lambda model, batch: batch)
+    assert write_predictions(outputs, str(folder / "predictions.jsonl")) == 3
     comm.set_data_ranks(rank, 2)
 
 
@@ -297,13 +299,15 @@ def check_results_that_rank_0_alone_returns_are_those_of_all(folder):
 def check_uneven_shares_are_predicted_once_and_in_order(folder):
     torch.manual_seed(0)
     plain = nn.Linear(3, 2)
-    sharded = FSDP2(min_params=1).wrap(nn.Sequential(nn.Linear(3, 2)), CPU)
+    strategy = FSDP2(min_params=1)
+    sharded = strategy.wrap(nn.Sequential(nn.Linear(3, 2)), CPU)
     with torch.no_grad():
         expected = {model: model(torch.eye(7, 3)) for model in (plain, sharded)}
     for size, model, format in ((7, plain, "npz"), (3, plain, "jsonl"), (7, sharded, "jsonl"), (1, sharded, "jsonl")):
         data = TensorDataset(torch.eye(7, 3)[:size])
         loader = DataLoader(data, batch_sampler=BatchSampler(InferenceSampler(size), 2, drop_last=False))
-        trainer = SimpleTrainer(model, loader, torch.optim.SGD(model.parameters(), 0.1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        trainer = SimpleTrainer(model, [torch.eye(1, 3)], optimizer, strategy=strategy if model is sharded else None)
         outputs = trainer.predict(loader, predict=lambda model, batch: model(batch[0]))
         path = folder / f"{format}{size}" / f"predictions.{format}"
         count = write_predictions(outputs, str(path))
