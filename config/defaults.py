@@ -222,12 +222,6 @@ _C.SOLVER.AMP = CN()
 _C.SOLVER.AMP.ENABLED = False
 _C.SOLVER.AMP.DTYPE = Typed("bfloat16", one_of("bfloat16", "float16"))
 
-# Compile forward and backward pass of a step into one graph, with these arguments of torch.compile. For long runs of
-# small models (docs/performance.md): compiling takes about 20 s per batch shape. Hooks with events inside the step are
-# an error.
-_C.SOLVER.COMPILE_STEP = False
-_C.SOLVER.COMPILE_STEP_ARGS = CN(new_allowed=True)
-
 # ---------------------------------------------------------------------------- evaluation
 _C.TEST = CN()
 # Period of evaluations during training: a duration. Test sets are also evaluated when the run is complete.
@@ -324,6 +318,8 @@ _C.register_renamed_key("MODEL.META_ARCHITECTURE", "MODEL.NAME")
 _C.register_renamed_key("SOLVER.IMS_PER_BATCH", "DATALOADER.BATCH_SIZE")
 _GRAPHS = 'set ENABLED to True, and ARGS.mode to "reduce-overhead", which captures CUDA graphs'
 _C.register_renamed_key("SOLVER.CUDA_GRAPH", "MODEL.COMPILE", _GRAPHS)
+_C.register_renamed_key("SOLVER.COMPILE_STEP", "MODEL.COMPILE.ENABLED")
+_C.register_renamed_key("SOLVER.COMPILE_STEP_ARGS", "MODEL.COMPILE.ARGS")
 
 declare_defaults(_C)
 Config = CN  # for annotations

@@ -131,7 +131,6 @@ class DefaultTrainer(SimpleTrainer):
             nonfinite=cfg.SOLVER.NONFINITE_LOSS,
             nonfinite_limit=cfg.SOLVER.NONFINITE_LIMIT,
             strategy=strategy,
-            compile_step=dict(cfg.SOLVER.COMPILE_STEP_ARGS) if cfg.SOLVER.COMPILE_STEP else False,
         )
         # It sets the rate of the first step, and the hook LRScheduler those of the others.
         scheduler = self.build_lr_scheduler(cfg, self.optimizer)

@@ -62,7 +62,6 @@ class SimpleTrainer(TrainerBase):
         iters_per_epoch: batches per epoch, for loaders without a length or an end; or a function of the loader.
         nonfinite, nonfinite_limit: what to do if a loss or gradient is NaN or infinite, and the iterations in a row
             without an update that are an error; see :class:`~hookline.engine.step.nonfinite.NonFinitePolicy`.
-        compile_step: run forward and backward pass as one graph made by ``torch.compile``; a dict has its arguments.
         strategy: how several processes train the model, which it has wrapped. Default: DDP for a model in DDP.
 
     Attributes:
@@ -79,7 +78,7 @@ class SimpleTrainer(TrainerBase):
     inner_trainer: Any = None  # that a subclass has set as _trainer; its step is run
     async_write_metrics = False
     _step_outputs: StepOutputs | None = None  # if a hook asks for them
-    _whole_step: Any = None  # a compiled step, or optimizers that take turns
+    _turns: Any = None  # the AlternatingStep of optimizers that take turns
     _detect_anomaly = detect_anomaly
     _write_metrics = record_step
     write_metrics = staticmethod(write_metrics)
@@ -110,7 +109,6 @@ class SimpleTrainer(TrainerBase):
         iters_per_epoch: int | Callable[[Any], int | None] | None = None,
         nonfinite: Literal["raise", "skip", "stop"] = "raise",
         nonfinite_limit: int = 100,
-        compile_step: bool | Mapping[str, Any] = False,
         strategy: Strategy | None = None,
     ) -> None:
         super().__init__()
@@ -143,10 +141,10 @@ class SimpleTrainer(TrainerBase):
         if self.loss_module is not None and self.strategy.same_state_on_all_ranks:
             share_weights(self.loss_module.module)
         self._fast = FastStep(self.strategy)
-        if isinstance(self.optimizer, OptimizerList) or compile_step is not False:
-            from .step.alternating import whole_step  # only where it is used
+        if isinstance(self.optimizer, OptimizerList):
+            from .step.alternating import AlternatingStep  # only where it is used
 
-            self._whole_step = whole_step(model, self.optimizer, compile_step)
+            self._turns = AlternatingStep() if AlternatingStep.is_asked_for(model) else None
 
     def add_missing_parts(self) -> None:
         """Do the work of ``__init__`` for a subclass that sets its parts itself. What it has set stays."""
@@ -167,8 +165,8 @@ class SimpleTrainer(TrainerBase):
         start = time.perf_counter()
         batch = self.batches.micro_batches(self.accumulation_steps, self.fetch) if weighted else self.fetch()
         data_time = time.perf_counter() - start
-        if self._whole_step is not None:
-            return self._whole_step.run(self, batch, data_time)
+        if self._turns is not None:
+            return self._turns.run(self, batch, data_time)
         if self.zero_grad_before_forward:
             self.zero_grad()
         loss_dict = forward_backward_weighted(self, batch) if weighted else self.forward_backward(batch)
@@ -366,8 +364,6 @@ class SimpleTrainer(TrainerBase):
             self._step_outputs = self._step_outputs or StepOutputs(self)
             self._step_outputs.bind(asked)
         check_indices(self)
-        if self._whole_step is not None:
-            self._whole_step.check(self, SimpleTrainer)
 
     def move_modules(self) -> None:
         """Move modules that are attributes of the trainer, such as a metric or a second model, to its device."""

@@ -87,7 +87,7 @@ class ModelAdapter:
         self._takes_tensor = of_torch or isinstance(loss, nn.modules.loss._Loss)
         self._target_parameter = self._find_target_parameter() if loss is not None and self.output_mapping else ""
         self.on_count: Callable[[Tensor], None] | None = None
-        # By whether they are for training, and the form of their batches. A compiled step looks at the first alone.
+        # By whether they are for training, and the form of their batches.
         self._calls: dict[bool, dict[Any, Call]] = {True: {}, False: {}}
         self._logged: set[str] = set()
         self._layers_logged = False
@@ -306,13 +306,13 @@ class ModelAdapter:
             if training and call.step is not None and isinstance(model, nn.DataParallel):
                 text = "its model has train_step(), which is called on one device; use DDP (torchrun) for several GPUs"
                 self._log_once(logging.WARNING, f"DataParallel is not used: {text}")
-            if training and not self._layers_logged and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            if training and not self._layers_logged and torch.is_grad_enabled():
                 self._layers_logged, step = True, call.step and logs_shapes(model, call.step)
                 return replace(call, model=logs_shapes(model, call.model), step=step)
         return call
 
     def _log_once(self, level: int, text: str) -> None:
-        if not torch.compiler.is_compiling() and text not in self._logged:  # torch.compile cannot log
+        if text not in self._logged:
             self._logged.add(text)
             logger.log(level, "%s", text)
 

@@ -102,8 +102,6 @@ def replay_step(
         The report of :func:`replay` without ``compared``; and rank 0's metrics of the replay.
     """
     replayed = _replay_config(run, cfg, overrides)
-    if replayed.SOLVER.COMPILE_STEP:  # the parts of such a step cannot be seen
-        replayed.SOLVER.COMPILE_STEP, overrides = False, [*overrides, "SOLVER.COMPILE_STEP", False]
     recorder = StepRecorder(iteration)
     report = recorder.report
     curves: Curves = {}

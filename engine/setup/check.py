@@ -154,10 +154,6 @@ def check_values(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
     if cfg.MODEL.WEIGHTS and "://" not in cfg.MODEL.WEIGHTS:
         with errors_at("MODEL.WEIGHTS"):
             find_checkpoint(split_query(cfg.MODEL.WEIGHTS)[0])  # it is read when it is loaded
-    if cfg.SOLVER.COMPILE_STEP or cfg.SOLVER.COMPILE_STEP_ARGS:
-        from ..step.compiled_step import check_step_config  # only where it is used
-
-        check_step_config(cfg)
 
 
 # ---------------------------------------------------------------------- the command line

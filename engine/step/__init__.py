@@ -1,1 +1,1 @@
-"""How one step runs: shortcuts, non-finite values, compiled and captured steps."""
+"""How one step runs: shortcuts, non-finite values, optimizers that take turns."""

@@ -1,42 +1,16 @@
 """Steps in which several optimizers take turns, as those of a GAN do."""
 
 import inspect
-from collections.abc import Mapping
 from copy import copy
 from functools import partial
 from typing import Any
 
 from torch import nn
 
-from ...config import ConfigError
 from ...hooks.common import unwrap_model
 from ..modeling.adapters import ModelAdapter
 from .loss_weights import forward_backward_weighted
 from .protocol import StepTrainer
-
-
-def whole_step(model: nn.Module, optimizer: Any, compile_step: bool | Mapping[str, Any]) -> Any:
-    """Return what runs a step in place of :meth:`SimpleTrainer.run_step`; None for several optimizers of a usual step.
-
-    Optimizers take turns if the model's ``forward`` has a parameter ``optimizer``.
-
-    Args:
-        model: the model.
-        optimizer: one optimizer, or an ``OptimizerList``.
-        compile_step: as for :class:`SimpleTrainer`.
-
-    Raises:
-        ConfigError: optimizers take turns, and the step is to be compiled.
-    """
-    several = hasattr(optimizer, "optimizers")
-    turns = several and "optimizer" in inspect.signature(unwrap_model(model).forward).parameters
-    if compile_step is False:
-        return AlternatingStep() if turns else None
-    if turns:
-        raise ConfigError("SOLVER.COMPILE_STEP: optimizers cannot take turns in a graph; set it to False")
-    from .compiled_step import CompiledStep  # imports much of torch's compiler
-
-    return CompiledStep({} if compile_step is True else compile_step)
 
 
 class AlternatingStep:
@@ -54,8 +28,10 @@ class AlternatingStep:
     def __init__(self) -> None:
         self._adapters: dict[str, tuple[ModelAdapter, nn.Module, Any]] = {}
 
-    def check(self, trainer: StepTrainer, usual: type) -> None:
-        """Everything that a usual step supports works in turns, too."""
+    @staticmethod
+    def is_asked_for(model: nn.Module) -> bool:
+        """Return whether optimizers of a model take turns: its ``forward`` has a parameter ``optimizer``."""
+        return "optimizer" in inspect.signature(unwrap_model(model).forward).parameters
 
     def run(self, trainer: StepTrainer, batch: Any, data_time: float) -> None:
         """Run a step, except for reading its batch; see the class."""

@@ -12,8 +12,8 @@ import torch
 from hookline.config import get_cfg
 from hookline.engine import DefaultTrainer, SimpleTrainer
 from hookline.engine.checkpoint import Checkpointer
-from hookline.engine.modeling import ModelAdapter, build_model
-from hookline.hooks import CallbackHook, LRScheduler, PeriodicCheckpointer
+from hookline.engine.modeling import build_model
+from hookline.hooks import CallbackHook, PeriodicCheckpointer
 
 from .step.test_nonfinite import BAD_GRADIENT, BAD_LOSS, GOOD, Net
 from .step.test_nonfinite import data as batches_of
@@ -71,52 +71,6 @@ def test_updates_that_are_not_finite_are_skipped_on_the_device_and_counted(bad):
     made.train(0, 12)
     assert made.nonfinite.steps == 2
     assert all(p.isfinite().all() for p in net.parameters())
-
-
-def train_small(optimizer, **kwargs):
-    """Losses of a short run whose epochs end with a smaller batch, and its trainer."""
-    torch.manual_seed(0)
-    layers = torch.nn.Linear(6, 16, bias=False), torch.nn.BatchNorm1d(16), torch.nn.Tanh(), torch.nn.Linear(16, 4)
-    net = torch.nn.Sequential(*layers).cuda()
-    generator = torch.Generator().manual_seed(1)
-    data = [
-        (torch.randn(size, 6, generator=generator), torch.randint(4, (size,), generator=generator))
-        for size in (8, 8, 8, 5)
-    ]
-    make = {
-        "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
-        "AdamW foreach": lambda p: torch.optim.AdamW(p, lr=0.01),
-        "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
-    }[optimizer]
-    made = SimpleTrainer(
-        net, data, make(net.parameters()), adapter=ModelAdapter(torch.nn.CrossEntropyLoss()), device="cuda", **kwargs
-    )
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(made.optimizer, 20)
-    made.register_hooks([LRScheduler(made.optimizer, schedule)])
-    made.train(0, 14)
-    return [value for value, _ in made.storage.history("loss").values()], made
-
-
-@pytest.mark.parametrize("optimizer", ["AdamW", "AdamW foreach", "momentum"])
-@pytest.mark.parametrize(
-    "kwargs",
-    [{"clip_gradients": lambda p: torch.nn.utils.clip_grad_norm_(p, 0.1)}, {"precision": torch.bfloat16}],
-)
-def test_a_compiled_step_gives_the_results_of_ordinary_steps(optimizer, kwargs):
-    tolerance = 2e-2 if "precision" in kwargs else 1e-3
-    losses, ordinary = train_small(optimizer=optimizer, **kwargs)
-    found, whole = train_small(optimizer=optimizer, compile_step={"backend": "aot_eager"}, **kwargs)
-    assert found == pytest.approx(losses, rel=tolerance)
-    torch.testing.assert_close(whole.model.state_dict(), ordinary.model.state_dict(), rtol=tolerance, atol=tolerance)
-    assert all(type(group["lr"]) is float for group in whole.optimizer.param_groups)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["AdamW", "momentum"])
-def test_a_step_compiled_by_the_default_backend_gives_the_results_of_ordinary_steps(optimizer):
-    losses, _ = train_small(optimizer=optimizer)
-    found, _ = train_small(optimizer=optimizer, compile_step=True)
-    assert found == pytest.approx(losses, rel=1e-3)
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -250,19 +250,3 @@ def assert_equal_models(folder, other):
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
         assert torch.equal(ours[name], value), name
-
-
-def compiled_trainer(folder, *overrides, resume=False):
-    """A trainer of a config whose steps are compiled by the backend "eager"; overrides are keys and values."""
-    cfg = get_cfg()
-    cfg.merge_from_list(
-        [
-            *("MODEL.NAME", "MLP", "MODEL.LOSS.NAME", "CrossEntropyLoss", "MODEL.DEVICE", "cpu"),
-            *("MODEL.ARGS", {"in_features": 8, "num_classes": 4, "dropout": 0.3}),
-            *("DATASETS.TEST", [{"NAME": "synthetic", "ARGS": {"size": 16, "shape": [8], "num_classes": 4}}]),
-            *("TEST.METRICS", ["Accuracy"], "SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR", "SOLVER.WARMUP_ITERS", 3),
-            *("SOLVER.COMPILE_STEP", True, "SOLVER.COMPILE_STEP_ARGS.backend", "eager"),
-            *("LOG.WRITERS", ["JSONWriter"], "SEED", 0, "OUTPUT_DIR", str(folder), *overrides),
-        ]
-    )
-    return trainer_of(cfg, resume)

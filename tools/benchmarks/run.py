@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 
 BENCHMARKS = {
-    "step": "a training step: a tiny model, the digits, a compiled step, a GPU if there is one",
+    "step": "a training step: a tiny model, the digits, a GPU if there is one",
     "checkpoint": "saving and loading",
     "ranks": "a step on two ranks: DDP and FSDP2",
     "peers": "a step of Lightning and transformers, if they are installed",

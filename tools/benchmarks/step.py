@@ -12,11 +12,6 @@ def _runs(folder: str, tiny: bool) -> dict[str, Run]:
     return {"by hand": by_hand(plain_parts(cfg)), "lean": lean(cfg), "default": default(cfg)}
 
 
-def _compiled(folder: str) -> dict[str, Run]:
-    cfg = tiny_config(folder)
-    return {"by hand": by_hand(plain_parts(cfg)), "lean, COMPILE_STEP": lean(cfg, compile_step=True)}
-
-
 def _gpu(folder: str) -> dict[str, Run]:
     """A ConvNet in bfloat16, default runs without checkpoints."""
     cfg = digits_config(folder)
@@ -25,17 +20,15 @@ def _gpu(folder: str) -> dict[str, Run]:
     cfg.merge_from_list(["MODEL.DEVICE", "cuda", "SOLVER.AMP.ENABLED", True, "SOLVER.CHECKPOINT_PERIOD", 0])
     cfg.DATALOADER.BATCH_SIZE = 256
     runs = {"by hand": by_hand(plain_parts(cfg), "cuda"), "default": default(cfg)}
-    for key in ("MODEL.COMPILE.ENABLED", "SOLVER.COMPILE_STEP"):
-        faster = cfg.clone()
-        faster.merge_from_list([key, True])
-        runs[key] = default(faster)
+    compiled = cfg.clone()
+    compiled.MODEL.COMPILE.ENABLED = True
+    runs["MODEL.COMPILE"] = default(compiled)
     return runs
 
 
 GROUPS: Groups = {  # as many steps as between two checkpoints, so that each round saves one
     "tiny": (5000, partial(_runs, tiny=True)),
     "digits": (115, partial(_runs, tiny=False)),
-    "compiled": (5000, _compiled),
 }
 if torch.cuda.is_available():
     GROUPS["gpu"] = (100, _gpu)

@@ -146,9 +146,6 @@ def check_a_run_with_other_weights_on_each_rank_cannot_be_resumed(folder):
 
 
 def check_what_does_not_work_with_own_methods_is_refused(folder):
-    for key, strategy, *options in (
-        ("SOLVER.AMP.DTYPE", "engine_step:EngineStrategy", "SOLVER.AMP", {"ENABLED": True, "DTYPE": "float16"}),
-        ("SOLVER.COMPILE_STEP", "by_hand:ByHand", "SOLVER.COMPILE_STEP", True),
-    ):
-        with pytest.raises(ConfigError, match=key):
-            trainer_of(folder, strategy, *options).train()
+    options = "SOLVER.AMP", {"ENABLED": True, "DTYPE": "float16"}
+    with pytest.raises(ConfigError, match=r"SOLVER\.AMP\.DTYPE"):
+        trainer_of(folder, "engine_step:EngineStrategy", *options).train()

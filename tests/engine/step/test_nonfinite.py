@@ -49,14 +49,12 @@ def make(way, batches, model=Net, **kwargs):
         optimizer = [sgd([net.a]), sgd([net.b])]
     elif way == "clipped":
         kwargs["clip_gradients"] = lambda parameters: nn.utils.clip_grad_value_(parameters, 10.0)
-    elif way == "compiled":
-        kwargs["compile_step"] = {"backend": "eager"}
     elif way == "late":
         cls = Late
     return cls(net, batches, optimizer, **kwargs)
 
 
-WAYS = ("plain", "accumulated", "two optimizers", "clipped", "compiled", "late")
+WAYS = ("plain", "accumulated", "two optimizers", "clipped", "late")
 VALUES = [GOOD, GOOD, GOOD, GOOD, BAD_GRADIENT, GOOD]
 
 
@@ -68,11 +66,10 @@ def saved(folder):
     }
 
 
-def train_and_save(folder, trainer, steps=6, hooks=(), compiled=False):
+def train_and_save(folder, trainer, steps=6, hooks=()):
     checkpointer = Checkpointer(trainer.model, str(folder), trainer=trainer)
     trainer.register_hooks([PeriodicCheckpointer(checkpointer, period=1), *hooks])
-    if not compiled:
-        trainer.register_hooks([ExceptionCheckpointer(checkpointer)])
+    trainer.register_hooks([ExceptionCheckpointer(checkpointer)])
     return trainer.train(0, steps)
 
 
@@ -93,12 +90,12 @@ def test_an_infinite_gradient_of_a_finite_loss_does_not_reach_the_weights(way, t
     assert weights(failed) == after[5 if way == "late" else 4]  # another step ran before the flags were read
 
     skipped = make(way, data(*VALUES), nonfinite="skip", gather_metric_period=3)
-    result = train_and_save(tmp_path / "skip", skipped, compiled=way == "compiled")
+    result = train_and_save(tmp_path / "skip", skipped)
     assert (result.reason, result.metrics["nonfinite_steps"], skipped.nonfinite.steps) == ("completed", 1, 1)
     assert weights(skipped) == after[5]
 
     stopped = make(way, data(*VALUES[:4], BAD_LOSS, GOOD), nonfinite="stop")
-    result = train_and_save(tmp_path / "stop", stopped, compiled=way == "compiled")
+    result = train_and_save(tmp_path / "stop", stopped)
     assert "at iteration 4" in result.reason
     assert result.iteration == 5
     assert weights(stopped) == after[4]
@@ -187,7 +184,7 @@ def test_weights_that_an_update_made_infinite_are_not_saved(tmp_path, way):
 # ---------------------------------------------------------------------------- many in a row
 
 
-@pytest.mark.parametrize("way", ["plain", "compiled", "late"])
+@pytest.mark.parametrize("way", ["plain", "late"])
 def test_many_steps_in_a_row_without_an_update_are_an_error(way):
     values = [GOOD, BAD_GRADIENT, BAD_LOSS, GOOD, BAD_GRADIENT, BAD_GRADIENT, BAD_GRADIENT]
     trainer = make(way, data(*values), nonfinite="skip", nonfinite_limit=3)

@@ -5,7 +5,6 @@ import torch
 from small_runs import make_trainer
 from torch import nn
 
-from hookline.config import ConfigError
 from hookline.engine.modeling import ModelAdapter
 from hookline.hooks import CallbackHook, HookBase
 
@@ -45,11 +44,9 @@ def test_a_hook_that_asks_sees_the_last_micro_batch_until_the_step_ends(compiled
     assert [outputs() for _, outputs in seen.step] == [None, None]
 
 
-def test_they_must_be_asked_for_and_a_compiled_step_refuses():
+def test_they_must_be_asked_for():
     trainer = make(Seen())
     trainer.remove_hook(Seen)
     trainer.register_hooks([CallbackHook(after_step=lambda trainer: trainer.outputs)])
     with pytest.raises(AttributeError, match="uses_outputs = True"):
         trainer.train(0, 1)
-    with pytest.raises(ConfigError, match=r"COMPILE_STEP.*Seen"):
-        make(Seen(), compile_step=True)
