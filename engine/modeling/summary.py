@@ -15,6 +15,17 @@ _MAX_ROWS = 30  # of the table in log.txt
 _MAX_SHOWN = 12  # of the table on the console
 
 
+def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return a model's layers by name, as deep as there are at most 12. A layer with own weights is not divided."""
+    layers, deeper = list[tuple[str, nn.Module]](), list(model.named_children())
+    while deeper != layers and len(deeper) <= _MAX_SHOWN:
+        layers, deeper = deeper, []
+        for name, layer in layers:
+            parts = {} if layer._parameters else dict(layer.named_children())
+            deeper += [(f"{name}.{part}", child) for part, child in parts.items()] or [(name, layer)]
+    return layers or deeper
+
+
 def model_summary(model: nn.Module, shapes: Mapping[str, str] | None = None) -> str:
     """Return a table of the model's layers with their numbers of parameters.
 
@@ -24,7 +35,7 @@ def model_summary(model: nn.Module, shapes: Mapping[str, str] | None = None) -> 
         model: the model.
         shapes: the shapes of the outputs of layers, for a column, by their names.
     """
-    layers = list(model.named_children())
+    layers = _layers(model)
     rows = [("layer", "type", "" if shapes is None else "output", "parameters")]
     for name, layer in [*layers[:_MAX_ROWS], ("total", model)]:
         total = trained = 0
@@ -36,8 +47,8 @@ def model_summary(model: nn.Module, shapes: Mapping[str, str] | None = None) -> 
     if len(layers) > _MAX_ROWS:
         rows.insert(-1, (f"... and {len(layers) - _MAX_ROWS} more", "", "", ""))
     a, b, c, d = (max(len(row[column]) for row in rows) for column in range(4))
-    lines = (f"  {name:<{a}}  {kind:<{b}}  {f'{shape:<{c}}  ' * (c > 0)}{n:>{d}}" for name, kind, shape, n in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    lines = [f"  {name:<{a}}  {kind:<{b}}  {f'{shape:<{c}}  ' * (c > 0)}{n:>{d}}" for name, kind, shape, n in rows]
+    return "\n".join(map(str.rstrip, lines))
 
 
 def logs_shapes(model: nn.Module, run: Callable[..., object]) -> Callable[..., object]:
@@ -47,7 +58,7 @@ def logs_shapes(model: nn.Module, run: Callable[..., object]) -> Callable[..., o
         model: if it is no module, or has no layers, more than 12 or compiled ones, ``run`` itself is returned.
         run: calls the model. It computes what it does without the table.
     """
-    layers = unwrap_model(model).named_children() if isinstance(model, nn.Module) else ()  # it may be any callable
+    layers = _layers(unwrap_model(model)) if isinstance(model, nn.Module) else []  # it may be any callable
     names, shapes = {id(layer): name for name, layer in layers}, dict[str, str]()
     if not 0 < len(names) <= _MAX_SHOWN or any(map(_is_compiled, model.modules())):
         return run

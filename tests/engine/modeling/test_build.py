@@ -9,7 +9,7 @@ from hookline.config import ConfigError, get_cfg
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.evaluation import inference_on_dataset
 from hookline.engine.modeling import build_adapter, build_model
-from hookline.engine.modeling.summary import logs_shapes
+from hookline.engine.modeling.summary import logs_shapes, model_summary
 
 
 def make_cfg(name="ConvNet", **args):
@@ -99,6 +99,20 @@ def test_submodules_are_compiled_each_on_its_own():
     assert all(block._compiled_call_impl is not None for block in model.blocks)
 
 
+@pytest.mark.parametrize(("blocks", "names"), [(5, "blocks.4.1 head"), (6, "blocks.5 head"), (12, "blocks head")])
+def test_the_table_is_as_deep_as_it_has_twelve_layers(blocks, names):
+    several = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(blocks)))
+    model = nn.Sequential()
+    model.blocks, model.head = several, nn.Linear(4, 2)
+    rows = [line.split() for line in model_summary(model).splitlines()]
+    assert " ".join(name for name, *_ in rows[-3:-1]) == names
+
+
+def test_a_layer_with_weights_of_its_own_is_one_row_of_the_table():
+    rows = [line.split() for line in model_summary(nn.TransformerEncoderLayer(4, 2, 8)).splitlines()]
+    assert ["self_attn", "MultiheadAttention", "80"] in rows
+
+
 class Mixed(nn.Module):
     """Layers with running statistics and random numbers, one with several outputs, and one that is not called."""
 
@@ -118,7 +132,7 @@ class Mixed(nn.Module):
         return self.memory(self.encoder(x))[0].square().mean()
 
 
-@pytest.mark.parametrize(("more", "rows"), [(0, 4), (8, 12), (9, 0)])
+@pytest.mark.parametrize(("more", "rows"), [(0, 6), (8, 12), (9, 0)])
 def test_small_models_are_shown_with_the_shapes_of_the_first_batch_and_nothing_is_computed_for_it(log, more, rows):
     def train(show):
         torch.manual_seed(0)
@@ -133,12 +147,11 @@ def test_small_models_are_shown_with_the_shapes_of_the_first_batch_and_nothing_i
     table = log.text.partition("Layers, with the shapes of their outputs:\n")[2].splitlines()
     if rows:
         words = [line.split() for line in table[: rows + 2]]
-        assert words[:3] == [
-            ["layer", "type", "output", "parameters"],
-            ["encoder", "Sequential", "(3,", "6)", "42"],
-            ["memory", "LSTM", "(3,", "5)", "260"],
-        ]
-        assert words[3] == ["unused", "Linear", "6", "(2", "trained)"]
+        assert words[0] == ["layer", "type", "output", "parameters"]
+        linear = ["encoder", "Sequential", "(3,", "6)", "42"] if more else ["encoder.0", "Linear", "(3,", "6)", "30"]
+        assert words[1] == linear
+        assert ["memory", "LSTM", "(3,", "5)", "260"] in words
+        assert ["unused", "Linear", "6", "(2", "trained)"] in words
         assert words[-1] == ["total", "Mixed", "308", "(304", "trained)"]
     assert log.text.count("Layers, with") == bool(rows)
     torch.testing.assert_close(train(False), shown, rtol=0, atol=0)
