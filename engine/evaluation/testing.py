@@ -206,7 +206,7 @@ def _check_names(trainer: EvaluatedTrainer, results: Mapping[str, Any]) -> None:
     modules = [kind_of(metric).__module__.partition(".")[0] for metric in METRICS_KEY.check(cfg)]
     is_foreign = bool({*modules} - {"hookline", "torchmetrics"})
     terms: set[str] = set()  # of the loss
-    if is_foreign or any(len(found) > len(modules) for found in results.values()):
+    if is_foreign or max(map(len, results.values()), default=0) > len(modules):
         with preserve_rng():  # a metric may draw
             metrics = build_metrics(cfg)
         if all(metrics.keys() <= found.keys() for found in results.values()):

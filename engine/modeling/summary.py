@@ -21,8 +21,11 @@ def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     while deeper != layers and len(deeper) <= _MAX_SHOWN:
         layers, deeper = deeper, []
         for name, layer in layers:
-            parts = {} if layer._parameters else dict(layer.named_children())
-            deeper += [(f"{name}.{part}", child) for part, child in parts.items()] or [(name, layer)]
+            if layer._parameters or not layer._modules:
+                deeper.append((name, layer))
+                continue
+            for part, child in layer.named_children():
+                deeper.append((f"{name}.{part}", child))
     return layers or deeper
 
 
@@ -47,8 +50,11 @@ def model_summary(model: nn.Module, shapes: Mapping[str, str] | None = None) -> 
     if len(layers) > _MAX_ROWS:
         rows.insert(-1, (f"... and {len(layers) - _MAX_ROWS} more", "", "", ""))
     a, b, c, d = (max(len(row[column]) for row in rows) for column in range(4))
-    lines = [f"  {name:<{a}}  {kind:<{b}}  {f'{shape:<{c}}  ' * (c > 0)}{n:>{d}}" for name, kind, shape, n in rows]
-    return "\n".join(map(str.rstrip, lines))
+    lines = []
+    for name, kind, shape, count in rows:
+        output = f"{shape:<{c}}  " if c else ""
+        lines.append(f"  {name:<{a}}  {kind:<{b}}  {output}{count:>{d}}".rstrip())
+    return "\n".join(lines)
 
 
 def logs_shapes(model: nn.Module, run: Callable[..., object]) -> Callable[..., object]:
