@@ -49,7 +49,7 @@ def model_summary(model: nn.Module, shapes: Mapping[str, str] | None = None) -> 
         rows.append((name, type(layer).__name__, (shapes or {}).get(name, ""), count))
     if len(layers) > _MAX_ROWS:
         rows.insert(-1, (f"... and {len(layers) - _MAX_ROWS} more", "", "", ""))
-    a, b, c, d = (max(len(row[column]) for row in rows) for column in range(4))
+    a, b, c, d = (max(map(len, column)) for column in zip(*rows, strict=True))
     lines = []
     for name, kind, shape, count in rows:
         output = f"{shape:<{c}}  " if c else ""
