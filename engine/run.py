@@ -172,15 +172,14 @@ class Run:
         Raises:
             ConfigError: as for :func:`default_setup`.
         """
-        run = cls.opened_for(cfg)
-        if run is None or not (cfg is run.user_cfg or cfg.dump(sort_keys=False) == run._text):
+        run, user_cfg = cls.opened_for(cfg), cfg
+        if run is not None and (cfg is run.user_cfg or cfg.dump(sort_keys=False) == run._text):
+            check_components(cfg, overridden)
+        else:
             check_config(cfg, overridden)
-            user_cfg, cfg = cfg, cfg.clone()
+            cfg = cfg.clone()
             run = cls(cfg, "trial" if cfg.FAST_DEV_RUN else "train")
             run.open(cfg)
-        else:
-            user_cfg = cfg
-            check_components(cfg, overridden)
         run.user_cfg = user_cfg
         if run.kind != "inference":  # begins when the weights are loaded, by begin_run() or test()
             cls.opened = None
