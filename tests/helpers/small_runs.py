@@ -209,6 +209,13 @@ def trainer_of(cfg, resume=False):
     return trainer
 
 
+def solver_config(**keys):
+    """Return the default config with keys of ``SOLVER``."""
+    cfg = get_cfg()
+    cfg.merge_from_other_cfg({"SOLVER": keys})
+    return cfg
+
+
 SMALL_IMAGES = {"shape": (1, 4, 4), "size": 40}
 
 

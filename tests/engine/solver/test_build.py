@@ -4,9 +4,10 @@ import pytest
 import torch
 from fvcore.common.config import CfgNode as FvcoreCfgNode
 from omegaconf import OmegaConf
+from small_runs import solver_config
 from torch import nn
 
-from hookline.config import CfgNode, ConfigError, get_cfg
+from hookline.config import CfgNode, ConfigError
 from hookline.engine.setup.check import check_config
 from hookline.engine.solver import build_lr_scheduler, build_optimizer
 from hookline.engine.solver.clipping import clipper_of
@@ -16,12 +17,7 @@ TORCHS = [n for n, o in vars(torch.optim).items() if isinstance(o, type) and iss
 
 
 def make_cfg(name="SGD", args=None, **solver):
-    cfg = get_cfg()
-    cfg.SOLVER.OPTIMIZER.NAME = name
-    cfg.SOLVER.OPTIMIZER.ARGS.update(args or {})
-    for key, value in solver.items():
-        cfg.SOLVER[key] = value
-    return cfg
+    return solver_config(OPTIMIZER={"NAME": name, "ARGS": args or {}}, **solver)
 
 
 def make_model():

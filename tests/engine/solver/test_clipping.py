@@ -1,17 +1,15 @@
 import pytest
 import torch
+from small_runs import solver_config
 from torch import nn
 
-from hookline.config import get_cfg
 from hookline.engine.solver import build_optimizer, maybe_add_gradient_clipping
 from hookline.engine.solver.clipping import build_grad_clipper
 
 
-def make_cfg(clip_type="norm", value=1.0, norm_type=2.0, enabled=True):
-    cfg = get_cfg()
-    clip = cfg.SOLVER.CLIP_GRADIENTS
-    clip.ENABLED, clip.CLIP_TYPE, clip.CLIP_VALUE, clip.NORM_TYPE = enabled, clip_type, value, norm_type
-    return cfg
+def make_cfg(clip_type="norm", value=1.0, norm_type=2.0, enabled=True, **solver):
+    clip = {"ENABLED": enabled, "CLIP_TYPE": clip_type, "CLIP_VALUE": value, "NORM_TYPE": norm_type}
+    return solver_config(CLIP_GRADIENTS=clip, **solver)
 
 
 @pytest.mark.parametrize("as_class", [False, True])
@@ -56,18 +54,13 @@ def test_the_norm_can_be_logged_with_and_without_clipping(clip_type, norm_type):
     assert (build_grad_clipper(cfg) is None) == (clip_type is None)
 
 
-def built(net, clip_type="norm"):
-    cfg = make_cfg(clip_type, 0.5)
-    cfg.SOLVER.MOMENTUM, cfg.SOLVER.WEIGHT_DECAY, cfg.SOLVER.BASE_LR = 0.0, 0.0, 1.0
-    return build_optimizer(cfg, net)
-
-
 @pytest.mark.parametrize("clip_type", ["norm", "full_model"])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_an_optimizer_built_from_a_config_clips_in_a_plain_loop(scaled, clip_type):
     net = nn.Linear(3, 2)
     before = torch.cat([p.detach().flatten().clone() for p in net.parameters()])
-    optimizer, scaler = built(net, clip_type), torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+    cfg = make_cfg(clip_type, 0.5, MOMENTUM=0.0, WEIGHT_DECAY=0.0, BASE_LR=1.0)
+    optimizer, scaler = build_optimizer(cfg, net), torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
     scaler.scale(100 * net(torch.ones(4, 3)).sum()).backward()
     scaler.step(optimizer)
     scaler.update()

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from small_runs import Gan
+from small_runs import Gan, solver_config
 from torch import nn
 
-from hookline.config import ConfigError, get_cfg
+from hookline.config import ConfigError
 from hookline.engine.setup.check import check_config
 from hookline.engine.solver import build_lr_scheduler, build_optimizer
 from hookline.engine.solver.lengths import scale_config
@@ -12,10 +12,8 @@ from hookline.engine.solver.schedules import resolve_lengths
 
 
 def make_cfg(parts, **solver):
-    cfg = get_cfg()
-    cfg.SOLVER.update(MAX_ITER=20, WARMUP_ITERS=0, STEPS=(), BASE_LR=0.5, LR_SCHEDULER_NAME="WarmupLinearLR", **solver)
-    cfg.merge_from_list(["SOLVER.OPTIMIZERS", parts])
-    return cfg
+    keys = {"MAX_ITER": 20, "WARMUP_ITERS": 0, "STEPS": (), "BASE_LR": 0.5, "LR_SCHEDULER_NAME": "WarmupLinearLR"}
+    return solver_config(**keys, OPTIMIZERS=parts, **solver)
 
 
 PARTS = {

@@ -1,8 +1,9 @@
 import pytest
 import torch
+from small_runs import solver_config
 from torch import nn
 
-from hookline.config import ConfigError, get_cfg
+from hookline.config import ConfigError
 from hookline.engine.solver import (
     build_optimizer,
     get_default_optimizer_params,
@@ -60,9 +61,8 @@ class LlamaRMSNorm(nn.Module):
 
 
 def test_one_dimensional_parameters_of_modules_named_norm_have_the_decay_of_norms():
-    cfg, model = get_cfg(), nn.ModuleDict({"norm": LlamaRMSNorm(), "fc": nn.Linear(4, 4, bias=False)})
-    cfg.SOLVER.WEIGHT_DECAY = 0.1
-    groups = by_name(model, build_optimizer(cfg, model).param_groups)
+    model = nn.ModuleDict({"norm": LlamaRMSNorm(), "fc": nn.Linear(4, 4, bias=False)})
+    groups = by_name(model, build_optimizer(solver_config(WEIGHT_DECAY=0.1), model).param_groups)
     decays = {name: group["weight_decay"] for name, group in groups.items()}
     assert decays == {"norm.weight": 0.0, "norm.mix": 0.1, "fc.weight": 0.1}
 
@@ -98,12 +98,8 @@ class Net(nn.Module):
 
 
 def make_cfg(rules=(), **solver):
-    cfg = get_cfg()
-    cfg.SOLVER.OPTIMIZER.NAME = "AdamW"
-    cfg.SOLVER.BASE_LR, cfg.SOLVER.WEIGHT_DECAY = 1.0, 0.1
-    cfg.SOLVER.PARAM_GROUPS = list(rules)
-    cfg.merge_from_list([part for key, value in solver.items() for part in (f"SOLVER.{key}", value)])
-    return cfg
+    adamw = {"OPTIMIZER": {"NAME": "AdamW"}, "BASE_LR": 1.0, "WEIGHT_DECAY": 0.1}
+    return solver_config(**adamw, PARAM_GROUPS=list(rules), **solver)
 
 
 def settings(cfg, name, model=None):

@@ -2,25 +2,18 @@ import math
 
 import pytest
 import torch
+from small_runs import solver_config
 from torch.optim.lr_scheduler import LambdaLR
 
-from hookline.config import ConfigError, get_cfg
+from hookline.config import ConfigError
 from hookline.engine.setup.check import check_config
 from hookline.engine.solver import LR_SCHEDULER_REGISTRY, build_lr_scheduler
 from hookline.engine.solver.schedules import resolve_lengths
 
 
-def make_cfg(name, max_iter=20, warmup=0, args=None, **solver):
-    cfg = get_cfg()
-    cfg.SOLVER.LR_SCHEDULER_NAME = name
-    cfg.SOLVER.LR_SCHEDULER_ARGS.update(args or {})
-    cfg.SOLVER.MAX_ITER = max_iter
-    cfg.SOLVER.WARMUP_ITERS = warmup
-    cfg.SOLVER.STEPS = ()
-    cfg.SOLVER.BASE_LR = 2.0
-    for key, value in solver.items():
-        cfg.SOLVER[key] = value
-    return cfg
+def make_cfg(name, max_iter=20, warmup=0, args=None, STEPS=(), **solver):
+    schedule = {"LR_SCHEDULER_NAME": name, "LR_SCHEDULER_ARGS": args or {}, "MAX_ITER": max_iter, "BASE_LR": 2.0}
+    return solver_config(**schedule, WARMUP_ITERS=warmup, STEPS=STEPS, **solver)
 
 
 def learning_rates(cfg):

@@ -7,13 +7,12 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-import torch
 from metric_runs import train_losses
-from small_runs import Net
+from small_runs import make_trainer
 from terminals import Terminal
 from torch import nn
 
-from hookline.engine import SimpleTrainer, TrainerBase
+from hookline.engine import TrainerBase
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.setup.logger import setup_logger
 from hookline.hooks import (
@@ -135,9 +134,7 @@ def test_the_bar_shows_what_was_last_written_the_best_metric_and_evaluations(ope
 
 def test_the_bar_shows_the_epoch_if_known_and_is_never_wider_than_the_terminal(open_terminal):
     terminal = open_terminal(40)
-    model = Net()
-    trainer = SimpleTrainer(model, [torch.ones(1, 2)] * 4, torch.optim.SGD(model.parameters(), lr=0.1))
-    train(shows(terminal, 5, "^epoch 2/3:  42%"), trainer=trainer, end=12)
+    train(shows(terminal, 5, "^epoch 2/3:  42%"), trainer=make_trainer(), end=12)
     terminal.close()
     bar, _ = terminal.screen()
     assert bar.startswith("epoch 3/3: 100%")
