@@ -14,17 +14,32 @@ from ranks import HOOKLINE, complete
 from run_folders import make_run
 from small_runs import config_trainer
 
+from hookline.cli.explain import key_comments
 from hookline.config import get_cfg
 
 # ---------------------------------------------------------------------- config
 
 
-def test_config_explains_a_key_and_lists_its_components(command):
-    assert command("config", "explain", "SEED")[1].startswith(
-        "SEED\n  Seed of python, numpy, torch and the data order."
-    )
-    assert "MODEL ...\n" in command("config", "explain")[1]
-    assert "    Accuracy: " in command("config", "explain", "TEST.METRICS")[1]
+def test_every_key_has_a_comment():
+    comments = key_comments()
+    assert [key for key in get_cfg().flatten() if key not in comments] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ([], ["MODEL ..."]),
+        (["SOLVER.CHECKPOINT_PERIOD"], ["  Period of checkpoints: a duration.", "  default: 5000"]),
+        (["solver.nonfinite_loss"], ['  type: "raise", "skip", "stop"']),
+        (["SOLVER.WEIGHT_DECAY_NORM"], ["  type: float, at least 0 or None"]),
+        (["SOLVER.CLIP_GRADIENTS"], ['SOLVER.CLIP_GRADIENTS.CLIP_TYPE "value"']),
+        (["TEST.METRICS"], ["    Accuracy: "]),
+        (["EMA"], ["EMA: hook", "  decay: float = 0.999", "  Args:"]),
+    ],
+)
+def test_config_explains_a_key_a_section_and_a_component(command, name, lines):
+    code, out, _ = command("config", "explain", *name)
+    assert (code, [line for line in lines if f"\n{line}" not in f"\n{out}"]) == (0, [])
 
 
 def test_config_compares_files_and_runs(command):

@@ -61,6 +61,12 @@ def usual(args):
     return train(cfg, args.resume)
 
 
+def set_up_and_train(cfg, args):
+    """The end of most scripts."""
+    default_setup(cfg, args)
+    check(train(cfg, args.resume))
+
+
 def check(result):
     """Check that a run trained four steps, wrote its files, and harmed none of the person's.
 

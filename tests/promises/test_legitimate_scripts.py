@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from legitimate import CONFIG, Trainer, check, merged, set_up, train, usual
+from legitimate import CONFIG, Trainer, check, merged, set_up, set_up_and_train, train, usual
 
 from hookline.config import CfgNode as CN
 from hookline.config import get_cfg, set_global_cfg
@@ -44,8 +44,7 @@ def test_sets_up_the_logger_with_the_folder_first(args):
     cfg = merged(args)
     setup_logger(cfg.OUTPUT_DIR, distributed_rank=comm.get_rank())
     cfg.freeze()
-    default_setup(cfg, args)
-    check(train(cfg, args.resume))
+    set_up_and_train(cfg, args)
 
 
 def test_logs_into_log_txt_with_a_handler(args):
@@ -82,8 +81,7 @@ def test_adds_keys_of_the_project(args):
     merged(args, cfg)
     cfg.merge_from_list(["MODEL.MY_HEAD.DIM", 128, "INPUT.MIN_SIZE_TRAIN", "(480, 640)"])
     cfg.freeze()
-    default_setup(cfg, args)
-    check(train(cfg, args.resume))
+    set_up_and_train(cfg, args)
 
 
 def test_allows_new_keys(args):
@@ -92,8 +90,7 @@ def test_allows_new_keys(args):
     cfg.merge_from_file(args.config_file, allow_unsafe=True)
     cfg.merge_from_list(args.opts)
     cfg.MY_KEY = "x"
-    default_setup(cfg, args)
-    check(train(cfg))
+    set_up_and_train(cfg, args)
 
 
 def test_shares_a_global_config(args):
@@ -109,8 +106,7 @@ def test_shares_a_global_config(args):
 def test_names_the_folder_by_a_path_object(args):
     cfg = merged(args)
     cfg.OUTPUT_DIR = Path("runs") / "first"
-    default_setup(cfg, args)
-    check(train(cfg))
+    set_up_and_train(cfg, args)
 
 
 LINES = {
@@ -154,8 +150,7 @@ def test_puts_a_parser_around_the_default_one(args):
     args = parser.parse_args()
     cfg = merged(args)
     cfg.DATASETS.TRAIN = (args.dataset,)
-    default_setup(cfg, args)
-    check(train(cfg, args.resume))
+    set_up_and_train(cfg, args)
 
 
 def test_writes_a_parser(args):
