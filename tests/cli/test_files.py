@@ -6,15 +6,31 @@ import shutil
 import pytest
 import torch
 import yaml
-from run_tools import run_command, train_synthetic
+from loggers import unchanged_logging
+from run_tools import run_command
 from safetensors.torch import load_file
+
+from hookline.cli import main
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A folder with a short run with EMA."""
     folder = tmp_path_factory.mktemp("trained")
-    train_synthetic(folder / "run", "SEED", 1, "HOOKS", '[{"NAME": "EMA", "ARGS": {"decay": 0.9}}]')
+    keys = (
+        "OUTPUT_DIR",
+        f"{folder}/run",
+        "MODEL.DEVICE",
+        "cpu",
+        "SOLVER.MAX_ITER",
+        "5",
+        "LOG.WRITERS",
+        "[]",
+        "SEED",
+        "1",
+    )
+    with unchanged_logging():
+        assert main(["train", "--config-file", "synthetic/mlp.yaml", *keys, "HOOKS", '["EMA"]']) == 0
     return folder
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from loggers import unchanged_logging
 
 from hookline.cli import main
-from hookline.config import get_cfg
-from hookline.engine import DefaultTrainer, default_setup
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,14 +35,3 @@ def run_tool(name, arguments, capture):
     finally:
         sys.argv = argv
     return code, *capture.readouterr()
-
-
-def train_synthetic(folder, *overrides):
-    """Train configs/synthetic/mlp.yaml for 5 iterations."""
-    cfg = get_cfg()
-    cfg.merge_from_file(str(ROOT / "configs/synthetic/mlp.yaml"))
-    cfg.merge_from_list(["OUTPUT_DIR", str(folder), "MODEL.DEVICE", "cpu", "SOLVER.MAX_ITER", 5])
-    cfg.merge_from_list(["LOG.WRITERS", "[]", *overrides])
-    with unchanged_logging():
-        default_setup(cfg)
-        DefaultTrainer(cfg).train()

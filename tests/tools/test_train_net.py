@@ -7,6 +7,7 @@ import shutil
 import pytest
 from loggers import unchanged_logging
 from ranks import SYNTHETIC, rows
+from starts import contents
 
 from hookline.cli import main
 
@@ -21,10 +22,6 @@ def options(*overrides, folder="run"):
 @pytest.fixture
 def train(tool):
     return lambda *words: tool("train_net.py", *words)
-
-
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "log.txt"}
 
 
 # ---------------------------------------------------------------------------- evaluating
@@ -46,7 +43,7 @@ def test_eval_only_evaluates_the_weights_that_the_run_evaluated_and_changes_noth
     evaluated = [row for row in rows(tmp_path / "run") if "synthetic/loss" in row]
     best = max(evaluated, key=lambda row: row["synthetic/accuracy"])
     last = evaluated[-1]["synthetic/loss"]
-    before = contents(tmp_path / "run")
+    before = contents(tmp_path / "run", "log.txt")
     for weights, accuracy in (("run/model_best.pth", best["synthetic/accuracy"]), ("run", None)):
         code, out, err = train(*options("MODEL.WEIGHTS", weights), "--eval-only")
         assert (code, err) == (0, "")
@@ -55,7 +52,7 @@ def test_eval_only_evaluates_the_weights_that_the_run_evaluated_and_changes_noth
         assert re.search(rf"synthetic +{expected}\n", out)
     _, out, _ = train(*options("MODEL.WEIGHTS", "run", "MODEL.WEIGHTS_FROM", "model"), "--eval-only")
     assert not re.search(rf"synthetic +loss +{last:.5g}\n", out)
-    assert contents(tmp_path / "run") == before
+    assert contents(tmp_path / "run", "log.txt") == before
 
 
 SAYS = """
@@ -115,9 +112,9 @@ def test_the_saved_config_repeats_the_run(train, tmp_path):
 
 def test_a_dry_run_of_a_resume_prints_changes_and_writes_nothing(train, tmp_path):
     assert train(*options("SEED", -1))[0] == 0
-    before = contents(tmp_path)
+    before = contents(tmp_path, "log.txt")
     code, out, _ = train(*options("SEED", -1, "SOLVER.MAX_ITER", 40), "--dry-run", "--resume")
     assert code == 0
     assert "Resuming with SOLVER.MAX_ITER = 40 instead of 20" in out
     assert "another SEED" not in out
-    assert contents(tmp_path) == before
+    assert contents(tmp_path, "log.txt") == before
