@@ -84,12 +84,12 @@ def run_ranks(program, ranks, folder, *arguments, timeout=200, rank_timeout=60):
     """Run ``function(folder, *arguments)`` in several forked ranks; see ``programs/run.py``.
 
     Args:
-        program: ``"module:function"`` in the folder ``programs``.
+        program: ``"module:function"`` in the folder ``programs``, or a module whose ``check_*`` are run.
         timeout: seconds until the test gives up.
         rank_timeout: the timeout that ``launch()`` gets.
 
     Returns:
-        The exit code, the output, and the result of each rank (``results.write_result``), or None.
+        The exit code, the output, and the result of each rank (``parts.write_result``), or None.
     """
     process = start_ranks(program, ranks, folder, *arguments, rank_timeout=rank_timeout)
     exit_code, output = finish(process, timeout)
@@ -107,7 +107,7 @@ def checks(module, ranks):
     @pytest.fixture(scope="module")
     def checked(tmp_path_factory):
         folder = tmp_path_factory.mktemp(module)
-        return folder, run_ranks("checks:main", ranks, folder, module)[1]
+        return folder, run_ranks(module, ranks, folder)[1]
 
     @pytest.mark.parametrize("name", names)
     def test(checked, name):

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import torch.distributed as dist
-from results import write_result
+from parts import write_result
 
 from hookline.engine import comm
 from hookline.engine.parallel import processes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from meshes import config
-from results import write_result
+from parts import write_result
 
 from hookline.engine import DefaultTrainer, comm
 

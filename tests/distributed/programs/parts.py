@@ -1,5 +1,6 @@
 """Models, data and runs that several programs use."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -56,6 +57,11 @@ def run_of(folder, *options, resume=False):
     trainer = DefaultTrainer(cfg)
     trainer.resume_or_load(resume=resume)
     return trainer
+
+
+def write_result(folder, result):
+    """Write what ``run_ranks`` returns for this rank."""
+    (folder / f"{comm.get_rank()}.json").write_text(json.dumps(result))
 
 
 def whole(state):
