@@ -22,12 +22,8 @@ PACKAGES = {
 
 def programs(name):
     """The page's programs by their file's name; data, model and our program are on a page of their own."""
-    found = {}
-    for snippet in [*Page(FOLDER / "program.md").snippets, *Page(FOLDER / f"{name}.md").snippets]:
-        first = re.match(r"# ([\w./]+\.py)\n", snippet.text)
-        if snippet.language in ("python", "py") and first:
-            found[first[1]] = snippet.text
-    return found
+    pages = (Page(FOLDER / "program.md"), Page(FOLDER / f"{name}.md"))
+    return {snippet.file: snippet.text for page in pages for snippet in page.snippets if snippet.file}
 
 
 def accuracy(folder, program, *options):
