@@ -42,7 +42,7 @@ def find_checkpoint(path: str, path_manager: PathManager | None = None) -> str:
     """
     if path_manager is not None and "://" in path and not os.path.exists(path):
         try:
-            return str(path_manager.get_local_path(path))
+            path = str(path_manager.get_local_path(path))
         except Exception as error:
             raise ConfigError(f"cannot read the checkpoint {path!r}: {error}") from error
     if os.path.isfile(path):
