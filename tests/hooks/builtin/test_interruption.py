@@ -4,31 +4,25 @@ import time
 
 import pytest
 from forker import forker
+from metric_runs import Losses, at
 from torch import nn
 
 from hookline.config import ConfigError
-from hookline.engine import TrainerBase
 from hookline.engine.checkpoint import Checkpointer
 from hookline.hooks import CallbackHook, EvalHook, PeriodicCheckpointer, SignalHandler, StopSignals, TimeLimit
 from hookline.hooks.builtin.interruption import EXIT_RESUMABLE
 
 
-class Counting(TrainerBase):
-    """Sends itself signals while steps are running."""
+def trainer_of(*hooks, signals=()):
+    """A trainer to which signals are sent in its fourth step."""
 
-    def __init__(self, signals=(), *hooks):
-        super().__init__()
-        self.signals = dict(signals)
-        self.steps = self.ended = 0
-        self.register_hooks([SignalHandler(), CallbackHook(after_train=self.end), *hooks])
-
-    def run_step(self):
-        for number in self.signals.get(self.iter, ()):
+    def send(trainer):
+        for number in signals:
             os.kill(os.getpid(), number)
-        self.steps += 1
 
-    def end(self, trainer):
-        self.ended += 1
+    trainer = Losses()
+    trainer.register_hooks([SignalHandler(), at(3, send, "before_step"), *hooks])
+    return trainer
 
 
 @pytest.fixture(autouse=True)
@@ -46,19 +40,20 @@ def handlers_are_put_back():
     [([signal.SIGINT], 130), ([signal.SIGTERM, signal.SIGTERM], 75), ([signal.SIGUSR1, signal.SIGINT], 75)],
 )
 def test_the_first_signal_stops_after_the_step_and_the_run_can_be_trained_further(numbers, code):
-    trainer = Counting({3: numbers})
+    trainer = trainer_of(signals=numbers)
     result = trainer.train(0, 10)
-    assert (trainer.steps, trainer.ended, result.iteration) == (4, 1, 4)
+    assert (result.iteration, result.metrics["loss"]) == (4, 3.0)
     assert (result.reason, result.exit_code) == (f"interrupted by {numbers[0].name}", code)
-    assert trainer.train(4, 10).reason == "completed"
-    assert trainer.steps == 10
+    result = trainer.train(4, 10)
+    assert (result.reason, result.iteration) == ("completed", 10)
 
 
 def test_a_second_ctrl_c_stops_the_run_at_once():
-    trainer = Counting({3: [signal.SIGINT, signal.SIGINT]})
+    ended = []
+    end = CallbackHook(after_train=lambda trainer: ended.append(trainer.finished_iter))
     with pytest.raises(KeyboardInterrupt):
-        trainer.train(0, 10)
-    assert (trainer.steps, trainer.ended) == (3, 1)
+        trainer_of(end, signals=[signal.SIGINT, signal.SIGINT]).train(0, 10)
+    assert ended == [2]
 
 
 def test_a_second_ctrl_c_while_the_run_ends_saves_nothing_more():
@@ -68,7 +63,7 @@ def test_a_second_ctrl_c_while_the_run_ends_saves_nothing_more():
         on_save=lambda trainer: saved.append(trainer.iter),
     )
     with pytest.raises(KeyboardInterrupt):
-        Counting({3: [signal.SIGINT]}, again).train(0, 10)
+        trainer_of(again, signals=[signal.SIGINT]).train(0, 10)
     assert saved == [0, 1, 2, 3]  # in the steps
 
 
@@ -81,11 +76,11 @@ def test_a_removed_hook_and_a_failed_run_restore_the_signal_handlers():
         handlers.append(signal.getsignal(signal.SIGTERM))
         trainer.remove_hook(SignalHandler)
 
-    Counting({}, CallbackHook(after_step=change)).train(0, 3)
+    trainer_of(CallbackHook(after_step=change)).train(0, 3)
     assert handlers[0] != before
     assert handlers[1:] == [before, before]
     with pytest.raises(ZeroDivisionError):
-        Counting({}, CallbackHook(after_train=lambda trainer: 1 / 0)).train(0, 3)
+        trainer_of(CallbackHook(after_train=lambda trainer: 1 / 0)).train(0, 3)
 
 
 def test_a_custom_loop_can_use_stop_signals():
@@ -159,7 +154,7 @@ def test_signals_after_a_complete_run_do_not_change_its_exit_code(tmp_path):
 
 def timed(clock, limit, *hooks):
     """A trainer whose steps take a second."""
-    return Counting({}, limit, *hooks, CallbackHook(before_step=clock.takes(1)))
+    return trainer_of(limit, *hooks, CallbackHook(before_step=clock.takes(1)))
 
 
 @pytest.mark.parametrize(
