@@ -24,22 +24,16 @@ def saved(cfg, folder):
     return LazyConfig.load(str(folder / "saved.yaml"))
 
 
-def test_a_call_is_described_changed_and_made(tmp_path):
+def test_calls_are_described_changed_saved_and_made(tmp_path):
     cfg = L(area)(width=2, height=L(area)(width=3), scale="${width}")
     cfg.width = 5
     for same in (cfg, saved(cfg, tmp_path)):
         assert instantiate(same) == 5 * 3 * 5
-
-
-def test_plain_dicts_and_lists_describe_calls():
+    later = L(dict)(x=L(area)(_partial_=True, scale=4), y=functools.partial(area, scale=4))
+    made = instantiate(saved(later, tmp_path))
+    assert made["x"](width=2) == made["y"](width=2) == 8
     described = {"_target_": "fractions.Fraction", "numerator": 1, "denominator": 2}
     assert instantiate([{"width": 2}, described]) == [{"width": 2}, Fraction(1, 2)]
-
-
-def test_a_partial_call_is_made_later(tmp_path):
-    cfg = L(dict)(x=L(area)(_partial_=True, scale=4), y=functools.partial(area, scale=4))
-    made = instantiate(saved(cfg, tmp_path))
-    assert made["x"](width=2) == made["y"](width=2) == 8
 
 
 @pytest.fixture

@@ -28,14 +28,6 @@ def registry():
     return registry
 
 
-@pytest.fixture
-def in_folder(tmp_path, monkeypatch):
-    """A working directory that is not on sys.path."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
-    return tmp_path
-
-
 def test_register_works_as_decorator_and_call():
     registry = Registry("THING")
 
@@ -115,10 +107,12 @@ def test_classes_of_the_kind_and_factory_functions_are_accepted(of_a_kind):
         of_a_kind.build("this_module:make", {"kind": "wrong"}, key="MODEL.NAME")
 
 
-def test_the_working_directory_is_searched_last(in_folder):
-    (in_folder / "my_own_nets.py").write_text("class Net:\n    pass\n")
+def test_the_working_directory_is_searched_last(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    (tmp_path / "my_own_nets.py").write_text("class Net:\n    pass\n")
     assert locate("my_own_nets:Net").__module__ == "my_own_nets"
-    assert sys.path[-1] == str(in_folder)
+    assert sys.path[-1] == str(tmp_path)
     path = list(sys.path)
     with pytest.raises(UnknownKeyError):
         locate("not_here:Net")

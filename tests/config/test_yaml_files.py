@@ -93,11 +93,6 @@ def test_unquoted_scalars_are_literals_and_quoted_ones_text(write):
     assert {type(value) for value in cfg.ARGS.values()} == {tuple, str, float, type(None)}
 
 
-@pytest.fixture
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def example(name):
     cfg = get_cfg()
     cfg.merge_from_file(name)
@@ -105,8 +100,8 @@ def example(name):
 
 
 @pytest.mark.parametrize("name", ["digits/convnet.yaml", "configs/digits/convnet.yaml"])
-@pytest.mark.usefixtures("elsewhere")
-def test_an_example_is_found_by_its_name_and_a_missing_base_is_an_error(name, write):
+def test_an_example_is_found_by_its_name_and_a_missing_base_is_an_error(name, write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert "digits/convnet.yaml" in example_names()
     cfg = example(name)
     assert cfg.MODEL.NAME == "ConvNet"
@@ -115,8 +110,8 @@ def test_an_example_is_found_by_its_name_and_a_missing_base_is_an_error(name, wr
         example(write("_BASE_: mlp.yaml", "digits/mine.yaml"))
 
 
-@pytest.mark.usefixtures("elsewhere")
-def test_a_file_on_the_disk_wins_and_a_base_may_be_an_example(write):
+def test_a_file_on_the_disk_wins_and_a_base_may_be_an_example(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     write('_BASE_: "digits/mlp.yaml"\nSEED: 77\n', "digits/convnet.yaml")
     cfg = example("digits/convnet.yaml")
     assert (cfg.SEED, cfg.MODEL.NAME) == (77, "MLP")

@@ -144,9 +144,6 @@ def test_a_loader_of_torchdata_continues_after_the_last_used_batch():
     assert str(list(islice(fresh, 5))) == tail
 
 
-# ---------------------------------------------------------------------------- what changes between epochs
-
-
 class Changing(Dataset):
     """Samples of its size, the epoch that it was told, and their index."""
 

@@ -84,8 +84,6 @@ def test_a_data_set_without_whole_batches_is_read_by_sample():
     assert [len(batch) for batch in SeededLoader(OneByOne(at=9), seed=0, batch_size=5)] == [5, 3]
 
 
-# ---------------------------------------------------------------------------- batches: collated, split and moved
-
 Batch = namedtuple("Batch", "x y")
 
 

@@ -94,9 +94,6 @@ class AnyName(Echo):
         return super().forward(x=x, **others)
 
 
-# ---------------------------------------------------------------------------- inputs
-
-
 WITH_LOSS = {"loss": any_loss}
 
 
@@ -156,9 +153,6 @@ def test_the_model_receives_the_parts_of_a_batch_that_it_takes(model, options, b
         assert adapter.targets(batch) == 9
 
 
-# ---------------------------------------------------------------------------- errors
-
-
 CROSS_ENTROPY = {"loss": nn.CrossEntropyLoss()}
 
 
@@ -185,9 +179,6 @@ CROSS_ENTROPY = {"loss": nn.CrossEntropyLoss()}
 def test_what_does_not_fit_is_an_error_that_lists_both_names(model, batch, options, message):
     with pytest.raises((TypeError, ConfigError), match=message):
         ModelAdapter(**options).losses(model, batch)
-
-
-# ---------------------------------------------------------------------------- outputs
 
 
 @dataclass

@@ -181,9 +181,6 @@ def test_weights_that_an_update_made_infinite_are_not_saved(tmp_path, way):
     assert list(saved(tmp_path)) == ["model_0000000"]
 
 
-# ---------------------------------------------------------------------------- many in a row
-
-
 @pytest.mark.parametrize("way", ["plain", "late"])
 def test_many_steps_in_a_row_without_an_update_are_an_error(way):
     values = [GOOD, BAD_GRADIENT, BAD_LOSS, GOOD, BAD_GRADIENT, BAD_GRADIENT, BAD_GRADIENT]

@@ -36,9 +36,6 @@ def saved(hook):
     return {name: value.clone() for name, value in hook.state_dict()["averaged_model"].items()}
 
 
-# ---------------------------------------------------------------------- the average
-
-
 @pytest.mark.parametrize("warmup", [True, False])
 def test_the_average_follows_the_formula_and_buffers_are_copied_or_averaged(warmup):
     note, copy, average = Note(), EMA(0.8, warmup), EMA(0.8, warmup, buffers="average", device="cpu")
@@ -113,9 +110,6 @@ def test_a_skipped_update_leaves_no_nan_in_the_average():
     assert all(value.isfinite().all() for value in saved(ema).values())
 
 
-# ---------------------------------------------------------------------- evaluation
-
-
 def test_evaluations_use_the_average_and_training_is_not_affected():
     ema, note, plain = EMA(decay=0.5), Note(), Note()
     evaluated, after = [], []
@@ -166,9 +160,6 @@ def test_evaluate_false_evaluates_the_models_weights():
     assert_same(weights_of(trainer.model), note.seen[-1])
 
 
-# ---------------------------------------------------------------------- checkpoints of a config's run
-
-
 @pytest.fixture
 def make(tmp_path):
     def make(*overrides, resume=False, ema=None):
@@ -214,9 +205,6 @@ def test_a_resumed_run_has_the_average_of_its_config(make, before):
     again.train()
     expected = 0.25 * start["classifier.bias"] + 0.75 * again.model.classifier.bias
     torch.testing.assert_close(saved(again.find_hook(EMA))["classifier.bias"], expected)
-
-
-# ---------------------------------------------------------------------------- predictions
 
 
 def test_predictions_use_the_average_and_restore_the_weights_also_if_they_fail():

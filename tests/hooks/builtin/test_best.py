@@ -63,9 +63,6 @@ def evaluations(period, values):
     return EvalHook(period, lambda: {"metric": next(values)})
 
 
-# ---------------------------------------------------------------------------- which are kept
-
-
 @pytest.mark.parametrize(
     ("mode", "keep", "values", "best"),
     [
@@ -129,8 +126,6 @@ def test_the_best_by_a_function_of_all_metrics_and_reset_when_training_starts(ma
     trainer.train(4, 6)
     assert best.best == [(0.2, 5)]
 
-
-# ---------------------------------------------------------------------------- after failures and resumes
 
 FIRST = {1: 0.5, 3: 0.6, 7: 0.9}  # the checkpoint of 5 lists 0.6 as the best; the run fails at 9
 
@@ -202,9 +197,6 @@ def test_a_file_in_the_place_of_the_link_is_renamed(train, log, is_folder):
     assert f"It is now {old}" in log.text
 
 
-# ---------------------------------------------------------------------------- loading the best at the end
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_model_ends_with_the_best_weights_and_the_final_checkpoint_with_the_last(train, log, asynchronous):
     options = {"asynchronous": asynchronous}
@@ -220,9 +212,6 @@ def test_an_early_stop_loads_the_best_and_an_interruption_does_not(train, exit_c
     stop = CallbackHook(after_step=lambda t: t.request_stop("", exit_code=exit_code) if t.iter == 6 else None)
     _, _, hook = train({3: 0.9}, hooks=[stop], load_at_end=True)
     assert hook.loaded_iter == loaded
-
-
-# ---------------------------------------------------------------------------- subclasses that check by themselves
 
 
 class Checking(BestCheckpointer):

@@ -99,9 +99,6 @@ def test_a_long_evaluation_logs_its_batches_elsewhere(log, monkeypatch, total, e
     assert re.fullmatch(f"Evaluating test: {expected}", *seen)
 
 
-# ---------------------------------------------------------------------- what the bar shows
-
-
 @pytest.mark.parametrize("rows", [40, 0])  # 0: not known
 def test_the_bar_shows_the_progress_and_stays_full_at_the_end(rows, open_terminal):
     terminal = open_terminal(rows=rows)
@@ -168,9 +165,6 @@ def test_the_bar_shows_whole_fields_that_fit_the_most_important_ones_first(open_
     assert fields == FIELDS[: len(fields)]  # a field that does not fit is not replaced by a shorter one
 
 
-# ---------------------------------------------------------------------- beside logs, errors and other bars
-
-
 def test_log_lines_appear_above_the_bar_and_the_log_file_is_plain(open_terminal, tmp_path):
     terminal = open_terminal()
     logger = setup_logger(str(tmp_path))
@@ -213,9 +207,6 @@ def test_a_failure_is_shown_above_the_bar_and_restores_the_terminal(open_termina
     assert any(line.endswith("Exception during training, at iteration 4: ValueError: the real error") for line in lines)
 
 
-# ---------------------------------------------------------------------- terminals
-
-
 @pytest.mark.parametrize("place", ["a file", "a dumb terminal"])
 def test_elsewhere_there_is_no_bar_and_no_call_in_a_step(place, open_terminal, tmp_path, monkeypatch):
     terminal = open_terminal()
@@ -230,9 +221,6 @@ def test_elsewhere_there_is_no_bar_and_no_call_in_a_step(place, open_terminal, t
     assert terminal.text == ""
     assert not any(path.read_text() for path in tmp_path.iterdir())
     assert not overrides(trainer.find_hook(ProgressBar), "after_step")
-
-
-# ---------------------------------------------------------------------- notebooks
 
 
 def test_a_live_plot_has_losses_and_metrics_each_once(monkeypatch):
