@@ -3,9 +3,12 @@ import os
 import re
 
 import pytest
+import torch
 from small_runs import train_net
+from torch import nn
 
-from hookline.hooks import HOOK_REGISTRY, TorchProfiler
+from hookline import Trainer
+from hookline.hooks import AutogradProfiler, SamplePredictions, TorchProfiler
 
 
 def operators(path):
@@ -25,15 +28,18 @@ def test_each_profiled_step_has_a_file_named_after_its_iteration(tmp_path, when)
     assert "aten::addmm" in operators(tmp_path / NAMES[0])
 
 
-@pytest.mark.parametrize("name", ["TorchProfiler", "AutogradProfiler"])
-def test_both_can_be_named_in_a_config(tmp_path, name):
-    offered, args = {"output_dir": str(tmp_path)}, {"start": 1, "steps": 1}
-    train_net(2, HOOK_REGISTRY.build(name, args, offered=offered, key="HOOKS[0].NAME"))
-    [trace] = tmp_path.iterdir()
-    if name == "TorchProfiler":  # for TensorBoard: a folder
-        assert trace.name == "profiler-tensorboard-iter1"
-        [trace] = trace.iterdir()
-        assert re.fullmatch(r"worker0\..*\.pt\.trace\.json", trace.name)
-    else:
-        assert trace.name == "autograd-trace-iter1.json"
+def test_hooks_named_or_passed_write_into_the_folder_of_the_run(tmp_path, monkeypatch):
+    pytest.importorskip("PIL")
+    monkeypatch.chdir(tmp_path)
+    data = torch.rand(8, 1, 4, 4), torch.arange(8) % 2
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    named = {"NAME": "TorchProfiler", "ARGS": {"start": 0, "steps": 1}}
+    hooks = [SamplePredictions(num=2), named, AutogradProfiler(start=1, steps=1)]
+    options = {"loss": nn.CrossEntropyLoss(), "hooks": hooks, "batch_size": 4, "length": 2, "output_dir": "run"}
+    Trainer(model, data, data, **options).train()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert (tmp_path / "run/samples/iter_0000002.png").exists()
+    assert "aten::addmm" in operators(tmp_path / "run/autograd-trace-iter1.json")
+    [trace] = (tmp_path / "run/profiler-tensorboard-iter0").iterdir()
+    assert re.fullmatch(r"worker0\..*\.pt\.trace\.json", trace.name)
     assert "aten::addmm" in operators(trace)

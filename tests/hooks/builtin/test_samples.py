@@ -3,10 +3,6 @@
 import pytest
 import torch
 from small_runs import config_trainer
-from torch import nn
-
-from hookline import Trainer
-from hookline.hooks import AutogradProfiler, SamplePredictions, TorchProfiler
 
 pytest.importorskip("PIL")
 
@@ -30,15 +26,3 @@ def test_each_evaluation_writes_a_picture_of_one_sample_of_each_class(tmp_path):
         assert image.shape == (1, 4, 4)
         assert label[0] in "abcd"
         assert label.endswith(f"is {'abcd'[truth]}") is not right
-
-
-def test_hook_objects_write_into_the_runs_folder_as_named_ones_do(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    data = torch.rand(8, 1, 4, 4), torch.arange(8) % 2
-    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
-    hooks = [SamplePredictions(num=2), TorchProfiler(start=0, steps=1), AutogradProfiler(start=1, steps=1)]
-    options = {"loss": nn.CrossEntropyLoss(), "hooks": hooks, "batch_size": 4, "length": 2, "output_dir": "run"}
-    Trainer(model, data, data, **options).train()
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    written = {"samples/iter_0000002.png", "profiler-tensorboard-iter0", "autograd-trace-iter1.json"}
-    assert all((tmp_path / "run" / name).exists() for name in written)
