@@ -50,14 +50,11 @@ def make(tmp_path):
     return make
 
 
-def test_metrics_that_ask_get_generated_tokens_padded_to_the_longest(make):
-    assert make("Loss", generated, forward).evaluate()["test"]["generated"] == 4
+def test_metrics_that_ask_and_predictions_get_generated_tokens_padded_to_the_longest(make):
+    trainer = make("Loss", generated, forward)
+    assert trainer.evaluate()["test"]["generated"] == 4
     assert SEEN["generated"].tolist() == [[i] * (3 + i) + [0] * (3 - i) for i in range(4)]
     assert SEEN["forward"].shape == (4, 2, 10)
-
-
-def test_predict_generates_and_pads(make):
-    trainer = make(generated)
     found = trainer.predict(DATA, generate=True, pad_value=-1, metrics=True)
     assert found.outputs.tolist() == [[i] * (3 + i) + [-1] * (3 - i) for i in range(4)]
     assert found.metrics["generated"] == 4

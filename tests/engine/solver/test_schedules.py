@@ -37,6 +37,10 @@ def learning_rates(cfg):
         (make_cfg("WarmupStepWithFixedGammaLR", GAMMA=0.5), lambda i: 2.0 * 0.5 ** min(i // 5, 3)),
         (make_cfg("WarmupStepWithFixedGammaLR", 10, NUM_DECAYS=2), lambda i: 2.0 * 0.1 ** min(3 * i // 10, 2)),
         (make_cfg("WarmupCosineLR", BASE_LR_END=0.5), lambda i: 0.5 + 0.75 * (1 + math.cos(math.pi * i / 20))),
+        (  # the formula of Hugging Face's get_cosine_schedule_with_warmup
+            make_cfg("WarmupCosineLR", 25, 5, WARMUP_FACTOR=0.0, RESCALE_INTERVAL=True),
+            lambda i: 2 * i / 5 if i < 5 else 1 + math.cos(math.pi * (i - 5) / 20),
+        ),
         (make_cfg("WarmupStepLR", args={"step_size": 6}, GAMMA=0.5), lambda i: 2.0 * 0.5 ** (i // 6)),
         (make_cfg("WarmupLinearLR", BASE_LR_END=0.5), lambda i: 2.0 - 1.5 * i / 20),
         (make_cfg("WarmupPolynomialLR", args={"power": 2.0}), lambda i: 2.0 * (1 - i / 20) ** 2),
@@ -50,13 +54,6 @@ def learning_rates(cfg):
 def test_value_is_right_at_every_step(cfg, expected):
     values = learning_rates(cfg)
     assert values == pytest.approx([expected(i) for i in range(len(values))])
-
-
-def test_a_warmup_with_rescale_interval_rises_to_the_full_rate():
-    cfg = make_cfg("WarmupCosineLR", 25, 5, WARMUP_FACTOR=0.0, RESCALE_INTERVAL=True)
-    # the formula of Hugging Face's get_cosine_schedule_with_warmup
-    expected = [i / 5 if i < 5 else (1 + math.cos(math.pi * (i - 5) / 20)) / 2 for i in range(26)]
-    assert learning_rates(cfg) == pytest.approx([2 * factor for factor in expected])
 
 
 def test_every_registered_schedule_is_defined_from_first_to_last_step():
