@@ -113,6 +113,31 @@ def net_trainer(loader=None, cls=SimpleTrainer, hooks=(), **options):
     return trainer
 
 
+class TimmLike:
+    """A scheduler with the interface of timm's: it is told the numbers of epochs and updates."""
+
+    def __init__(self, optimizer, t_initial: int = 1, t_in_epochs: bool = True):
+        self.optimizer, self.t_initial, self.t_in_epochs, self.calls = optimizer, t_initial, t_in_epochs, []
+
+    def step(self, epoch, metric=None):
+        self.calls.append(("epoch", epoch))
+        self._set(epoch, self.t_in_epochs)
+
+    def step_update(self, num_updates, metric=None):
+        self.calls.append(("update", num_updates))
+        self._set(num_updates, not self.t_in_epochs)
+
+    def _set(self, t, counts):
+        if counts:
+            self.optimizer.param_groups[0]["lr"] = 1 / (1 + t)
+
+    def state_dict(self):
+        return {"calls": list(self.calls)}
+
+    def load_state_dict(self, state_dict):
+        self.calls = list(state_dict["calls"])
+
+
 def weights_of(model):
     """A copy of a model's weights and buffers."""
     return {name: value.detach().clone() for name, value in model.state_dict().items()}

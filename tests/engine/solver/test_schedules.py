@@ -87,25 +87,6 @@ def lambda_lr(optimizer, total: int):
     return scheduler
 
 
-class Updates:
-    """A scheduler with the interface of timm's."""
-
-    def __init__(self, optimizer, t_initial: int, t_in_epochs: bool = True):
-        self.t_initial = t_initial
-
-    def step(self, epoch, metric=None):
-        pass
-
-    def step_update(self, num_updates, metric=None):
-        pass
-
-    def state_dict(self):
-        return {}
-
-    def load_state_dict(self, state_dict):
-        pass
-
-
 def build(name, args, max_iter="4ep", interval="iteration"):
     """Build a scheduler of a run with ten iterations per epoch."""
     cfg = make_cfg(name, max_iter, args=args, LR_SCHEDULER_INTERVAL=interval)
@@ -127,8 +108,8 @@ ONE_CYCLE = {"max_lr": 1.0, "epochs": "epochs", "steps_per_epoch": "iters_per_ep
         (TORCH + "CosineAnnealingLR", {"T_max": "epochs"}, {"max_iter": 35}, {"T_max": 4}),  # a part counts
         (TORCH + "OneCycleLR", ONE_CYCLE, {}, {"total_steps": 40}),
         (f"{__name__}:lambda_lr", {"total": "end"}, {}, {"given": 40}),
-        (f"{__name__}:Updates", {"t_initial": "end"}, {}, {"t_initial": 4}),
-        (f"{__name__}:Updates", {"t_initial": "end", "t_in_epochs": False}, {}, {"t_initial": 40}),
+        ("small_runs:TimmLike", {"t_initial": "end"}, {}, {"t_initial": 4}),
+        ("small_runs:TimmLike", {"t_initial": "end", "t_in_epochs": False}, {}, {"t_initial": 40}),
     ],
 )
 def test_lengths_are_steps_of_what_the_scheduler_counts(name, args, options, built):

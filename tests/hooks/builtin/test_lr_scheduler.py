@@ -4,7 +4,7 @@ import pytest
 import torch
 from fvcore.common.param_scheduler import LinearParamScheduler
 from metric_runs import at
-from small_runs import Net, make_trainer
+from small_runs import Net, TimmLike, make_trainer
 
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer
@@ -56,31 +56,6 @@ class Capped(LRMultiplier):
         return [max(rate, 0.75) for rate in super().get_lr()]
 
 
-class TimmLike:
-    """A scheduler with the interface of timm's: it is told the numbers of epochs and updates."""
-
-    def __init__(self, optimizer, t_in_epochs):
-        self.optimizer, self.t_in_epochs, self.calls = optimizer, t_in_epochs, []
-
-    def step(self, epoch, metric=None):
-        self.calls.append(("epoch", epoch))
-        self._set(epoch, self.t_in_epochs)
-
-    def step_update(self, num_updates, metric=None):
-        self.calls.append(("update", num_updates))
-        self._set(num_updates, not self.t_in_epochs)
-
-    def _set(self, t, counts):
-        if counts:
-            self.optimizer.param_groups[0]["lr"] = 1 / (1 + t)
-
-    def state_dict(self):
-        return {"calls": list(self.calls)}
-
-    def load_state_dict(self, state_dict):
-        self.calls = list(state_dict["calls"])
-
-
 # Of a scheduler: the arguments of the hook, and the rates of seven iterations in epochs of three.
 KINDS = {
     "torch": (lambda opt: SCHEDULERS.StepLR(opt, 3, 0.1), {}, [1, 1, 1, 0.1, 0.1, 0.1, 0.01]),
@@ -91,8 +66,12 @@ KINDS = {
     ),
     "fvcore": (lambda opt: LinearParamScheduler(1.0, 0.3), {}, [1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4]),
     "own get_lr": (Capped, {}, [1, 0.9, 0.8, 0.75, 0.75, 0.75, 0.75]),
-    "timm by epochs": (lambda opt: TimmLike(opt, True), {}, [1, 1, 1, 1 / 2, 1 / 2, 1 / 2, 1 / 3]),
-    "timm by updates": (lambda opt: TimmLike(opt, False), {}, [1, 1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6, 1 / 7]),
+    "timm by epochs": (lambda opt: TimmLike(opt), {}, [1, 1, 1, 1 / 2, 1 / 2, 1 / 2, 1 / 3]),
+    "timm by updates": (
+        lambda opt: TimmLike(opt, 1, False),
+        {},
+        [1, 1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6, 1 / 7],
+    ),
 }
 
 

@@ -3,27 +3,16 @@ import itertools
 import pytest
 import torch
 from metric_runs import rows_of
-from small_runs import make_trainer
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from small_runs import Net, make_trainer
+from torch.utils.data import DataLoader
 
 from hookline.engine.evaluation import evaluation_context, inference_on_dataset
 from hookline.hooks import CallbackHook, EvalHook, JSONWriter, PeriodicWriter, Throughput
 
 
-class Loss(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 1)
-
-    def forward(self, batch):
-        x = batch["x"] if isinstance(batch, dict) else batch[0]
-        return {"loss": self.linear(x).square().mean()}
-
-
 def train(folder, loader, steps, *hooks, period=10, **kwargs):
     """Train, as often as there are ``steps``; return the rows. Without hooks there is ``Throughput`` alone."""
-    trainer = make_trainer(model=Loss(), data=loader, **kwargs)
+    trainer = make_trainer(model=Net(4, 1), data=loader, **kwargs)
     writer = PeriodicWriter([JSONWriter(str(folder / "metrics.json"), period)], period)
     trainer.register_hooks([*hooks, writer] if hooks else [writer, Throughput()])  # in any order
     for start, end in itertools.pairwise([0, *steps]):
@@ -32,7 +21,7 @@ def train(folder, loader, steps, *hooks, period=10, **kwargs):
 
 
 def loader(samples=40):
-    return DataLoader(TensorDataset(torch.randn(samples, 4)), batch_size=8)
+    return DataLoader(torch.randn(samples, 4), batch_size=8)
 
 
 DICTS = [{"x": torch.randn(3, 4)}, {"x": torch.randn(5, 4)}]  # without a batch size
@@ -62,7 +51,7 @@ def test_the_speed_of_evaluations_is_put():
         with evaluation_context(trainer.emit):
             inference_on_dataset(trainer.model, loader(24), None)
 
-    trainer = make_trainer(EvalHook(5, evaluate), Throughput(), model=Loss(), data=loader())
+    trainer = make_trainer(EvalHook(5, evaluate), Throughput(), model=Net(4, 1), data=loader())
     metrics = trainer.train(0, 10).metrics
     assert metrics["eval_samples_per_s"] == pytest.approx(24 / metrics["eval_time"])
     assert [iteration for _, iteration in trainer.storage.history("eval_time").values()] == [4, 10]
