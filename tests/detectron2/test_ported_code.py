@@ -15,8 +15,6 @@ from hookline.engine import DefaultTrainer, HookBase, hooks
 from hookline.engine.checkpoint import Checkpointer, DetectionCheckpointer
 from hookline.hooks import JSONWriter
 
-# ---------------------------------------------------------------------------- hooks and writers
-
 
 def test_a_hook_computes_a_validation_loss_and_stands_before_the_writer(tmp_path):
     class ValidationLoss(HookBase):
@@ -50,9 +48,6 @@ def test_a_writer_hook_with_its_own_schedule_keeps_all_rows(tmp_path):
     for start in (0, 10):
         net_trainer(hooks=[Writes([JSONWriter(str(path))])]).train(start, start + 10)
     assert iterations_of(path) == [4, 9, 14, 19]
-
-
-# ---------------------------------------------------------------------------- checkpoints
 
 
 @pytest.mark.parametrize("checkpointer_type", [FvcoreCheckpointer, DetectionCheckpointer])

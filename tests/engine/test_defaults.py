@@ -73,9 +73,6 @@ def assert_same_end(first, second):
         assert str(first["trainer"][part]) == str(second["trainer"][part]), part
 
 
-# ---------------------------------------------------------------------------- a run
-
-
 def test_a_run_writes_its_files_and_log_and_returns_its_result(make):
     trainer = make("LOG.WRITERS", ["CommonMetricPrinter", "JSONWriter", "TensorboardXWriter"], "LOG.PERIOD", 20)
     result = trainer.train()
@@ -140,9 +137,6 @@ def test_a_deleted_trainer_is_freed_at_once(make):
         assert gone() is None
     finally:
         gc.enable()
-
-
-# ---------------------------------------------------------------------------- a second train()
 
 
 @pytest.mark.parametrize(("iteration", "exit_code"), [(9, 0), (4, 75)])
@@ -277,9 +271,6 @@ def test_weights_that_a_script_names_after_making_the_trainer_are_loaded(make, t
         assert trainer.checkpointer.loaded_from == path
 
 
-# ---------------------------------------------------------------------------- resuming
-
-
 def test_hooks_learn_of_the_checkpoint_that_is_resumed_the_newest_intact_one(make, tmp_path):
     make().train()
     (tmp_path / "run" / "model_final.pth").write_bytes(b"torn")
@@ -289,9 +280,6 @@ def test_hooks_learn_of_the_checkpoint_that_is_resumed_the_newest_intact_one(mak
     assert trainer.start_iter == 28
     assert loaded == [str(tmp_path / "run" / "model_0000027.pth")]
     assert trainer.find_hook(BestCheckpointer).best_metric == max(values(trainer, "synthetic/accuracy").values())
-
-
-# ---------------------------------------------------------------------------- parts to replace
 
 
 def test_evaluators_of_the_user(make):

@@ -398,9 +398,6 @@ def test_what_is_set_on_an_inner_trainer_counts_for_both(make):
     assert shapes == [((4, 3), ["loss_a", "loss_b"])] * 2
 
 
-# ---------------------------------------------------------------------------- evaluation
-
-
 class Flat(Count):
     def evaluate(self):
         return {"acc": self.samples / 8}

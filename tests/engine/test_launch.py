@@ -87,9 +87,6 @@ def test_ranks_have_the_start_method_of_their_launcher():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# ---------------------------------------------------------------------------- other launchers
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -117,9 +114,6 @@ def test_a_run_that_torchrun_may_restart_must_resume(values, variables):
         variables({"TORCHELASTIC_USE_AGENT_STORE": "True"})
         with pytest.raises(ConfigError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
             launch(pytest.fail, 1, device="cpu")
-
-
-# ---------------------------------------------------------------------------- the end of a program
 
 
 def fail(samples):

@@ -152,9 +152,6 @@ def test_the_state_of_a_trainer_of_detectron2_is_refused():
         trainer.load_state_dict({"iteration": 4, "hooks": {}, "_trainer": inner})
 
 
-# ---------------------------------------------------------------------------- the mode of the model
-
-
 def test_a_model_left_in_eval_mode_by_a_hook_is_an_error():
     trainer = net_trainer(hooks=[CallbackHook(after_step=lambda trainer: trainer.model.eval() and None)])
     with pytest.raises(AssertionError, match="eval mode"):

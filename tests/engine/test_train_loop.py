@@ -66,9 +66,6 @@ def raising(message, at=0):
     return raise_
 
 
-# ---------------------------------------------------------------------------- events of a step
-
-
 def test_events_are_called_in_the_documented_order():
     recorder = Recorder()
     net_trainer(batches(2), hooks=[recorder]).train(0, 3)
@@ -119,9 +116,6 @@ def test_storage_iter_is_trainer_iter_in_a_step_and_max_iter_after_training():
     assert seen == [(9, (0.5, 9))]
 
 
-# ---------------------------------------------------------------------------- the end
-
-
 def test_a_stop_request_stops_after_the_current_step_without_a_final_evaluation():
     recorder, calls = Recorder(), []
     stop = CallbackHook(before_step=lambda t: (t.request_stop("enough"), t.request_stop("2")) if t.iter == 2 else None)
@@ -150,9 +144,6 @@ def test_a_step_counts_if_a_hook_stops_training_in_any_of_its_events(event):
     assert recorder.events.count("after_step") == 2, "the hooks after it have their turn"
     alone.train(0, 2)
     assert same(trainer.model.state_dict(), alone.model.state_dict())
-
-
-# ---------------------------------------------------------------------------- errors
 
 
 def test_every_hook_gets_after_train_and_the_first_error_wins(caplog):
@@ -195,9 +186,6 @@ def test_sys_exit_0_in_a_hook_is_an_error_and_another_code_is_kept(event):
     assert end.value.code == 75
 
 
-# ---------------------------------------------------------------------------- a second train()
-
-
 @pytest.mark.parametrize("follows", [True, False])
 def test_a_following_run_keeps_the_state_of_hooks_and_one_that_starts_over_resets_it(tmp_path, follows):
     scores, called, trainer = [0.9, 0.8, 0.3, 0.4, 0.5], [], net_trainer()
@@ -236,9 +224,6 @@ def test_a_hook_that_calls_train_of_its_own_trainer_is_an_error():
     trainer = net_trainer(hooks=[CallbackHook(after_step=lambda trainer: trainer.train(0, 3))])
     with pytest.raises(RuntimeError, match=r"train\(\) was called by its own hook"):
         trainer.train(0, 3)
-
-
-# ---------------------------------------------------------------------------- data
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -320,9 +305,6 @@ def test_data_that_stops_before_its_length_fails_the_run():
         net_trainer(Short(batches(4))).train(0, 20)
 
 
-# ---------------------------------------------------------------------------- a step of one's own
-
-
 class Bare(TrainerBase):
     def run_step(self):
         self.storage.put_scalar("x", self.iter)
@@ -341,9 +323,6 @@ def test_an_event_that_the_step_does_not_emit_is_warned_of_once(caplog):
         assert trainer.train(0, 5).metrics == {"x": 4.0}
     (warning,) = [record.message for record in caplog.records]
     assert all(name in warning for name in ("Waits", "after_backward", "Bare.run_step()"))
-
-
-# ---------------------------------------------------------------------------- requests
 
 
 def test_requests_are_served_after_the_step_in_a_fixed_order():

@@ -208,9 +208,6 @@ def test_a_model_without_trainable_parameters_is_evaluated_and_predicts(make):
         make(Net().requires_grad_(False))
 
 
-# ---------------------------------------------------------------------------- beside training
-
-
 class Evaluates(HookBase):
     """Evaluates and predicts in each step, in other ways than EvalHook; an iterator stays open over the steps."""
 

@@ -25,9 +25,6 @@ def names(folder):
     return sorted(os.listdir(folder))
 
 
-# ---------------------------------------------------------------------------- saving and loading
-
-
 def test_a_resume_loads_everything_and_a_new_run_the_weights_only(folder, tmp_path):
     model = seeded_net()
     checkpointer = Checkpointer(model, str(folder), counter=Counter(7))
@@ -84,9 +81,6 @@ def test_wrapped_models_are_saved_and_loaded_with_plain_names(folder, wrap):
     assert all(map(torch.equal, unwrap_model(wrapped).parameters(), model.parameters()))
 
 
-# ---------------------------------------------------------------------------- failures
-
-
 def test_a_state_that_cannot_be_saved_is_named_and_keeps_the_last_checkpoint(folder):
     counter = Counter(1)
     checkpointer = Checkpointer(seeded_net(), str(folder), counter=counter)
@@ -141,9 +135,6 @@ def test_every_load_verifies_and_a_corrupt_file_does_not_change_the_model(folder
     with pytest.raises(ConfigError, match=r"model\.pth"):
         Checkpointer(other).load(str(folder / "model.pth"), checkpointables)
     assert same(other, seeded_net(1))
-
-
-# ---------------------------------------------------------------------------- which checkpoint a run resumes from
 
 
 @pytest.fixture

@@ -127,9 +127,6 @@ def test_a_longer_run_and_another_schedule_follow_their_own_curve_from_then_on(m
     assert rates(make(*schedule, "SOLVER.MAX_ITER", 8, resume=True)) == pytest.approx(whole[4:])
 
 
-# ---------------------------------------------------------------------------- another batch size
-
-
 @pytest.mark.parametrize("size", [24, 64])
 def test_another_batch_size_still_sees_each_sample_once(make, log, size):
     seen = []
@@ -160,9 +157,6 @@ def test_lengths_in_epochs_are_exact_after_the_batch_size_changes(make):
     assert steps == [(16, 64), (24, 40), (28, 40), (76, 76)]
 
 
-# ---------------------------------------------------------------------------- rows of metrics
-
-
 @pytest.mark.parametrize(("resumes", "period"), [(True, 20), (True, 1), (False, 20)])
 def test_a_continued_run_keeps_the_row_of_its_former_final_evaluation(make, tmp_path, resumes, period):
     writers = ("LOG.WRITERS", ["JSONWriter", "CSVWriter"], "LOG.PERIOD", period, "TEST.EVAL_PERIOD", 10)
@@ -181,8 +175,6 @@ def test_a_continued_run_keeps_the_row_of_its_former_final_evaluation(make, tmp_
     lines = (tmp_path / "metrics.csv").read_text().splitlines()[1:]
     assert [int(line.split(",")[0]) for line in lines] == numbers
 
-
-# ---------------------------------------------------------------------------- runs that have ended
 
 STOPPED = [
     *(*TESTED, "TEST.EVAL_PERIOD", 4, "LOG.PERIOD", 3, "SOLVER.MAX_ITER", 40, "SOLVER.CHECKPOINT_PERIOD", 4),

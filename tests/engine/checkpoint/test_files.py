@@ -30,8 +30,6 @@ def no_pause(monkeypatch):
     monkeypatch.setattr(files, "RETRY_AFTER", 0.0)
 
 
-# ---------------------------------------------------------------------------- the format
-
 STATE = {"model": {"weight": torch.arange(7.0), "empty": torch.empty(0)}, "iteration": 3}
 
 
@@ -76,8 +74,6 @@ def test_truncated_and_other_files_are_refused(path):
         with pytest.raises(ConfigError, match=other.name):
             verify_checkpoint(str(other))
 
-
-# ---------------------------------------------------------------------------- reading, without running code
 
 ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
 ARRAYS = {
@@ -144,9 +140,6 @@ def test_files_of_other_kinds_are_refused_with_the_reason(tmp_path):
     assert "is not a file" in refused(path)
 
 
-# ---------------------------------------------------------------------------- writes that fail
-
-
 class OnDisk(Checkpointer):
     """Writes nothing; fails ``failures`` times."""
 
@@ -187,9 +180,6 @@ def test_a_write_is_retried_once_and_then_stops_the_run_or_is_logged(log, asynch
     with pytest.raises(RuntimeError, match="a bug"):
         save_and_wait(checkpointer)
     assert checkpointer.calls == 1
-
-
-# ---------------------------------------------------------------------------- saves of a run
 
 
 class Gated(Checkpointer):
@@ -267,9 +257,6 @@ def test_a_program_waits_for_its_last_save_before_it_exits(tmp_path):
     (tmp_path / "exits.py").write_text(EXITS)
     complete([sys.executable, tmp_path / "exits.py", tmp_path], tmp_path)
     assert resumed(tmp_path) == (2, 1.0)
-
-
-# ---------------------------------------------------------------------------- URIs
 
 
 class Bucket(PathHandler):

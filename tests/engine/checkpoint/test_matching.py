@@ -35,9 +35,6 @@ def prefixed(prefix):
     return {prefix + name: value for name, value in WEIGHTS.items()}
 
 
-# ---------------------------------------------------------------------------- names
-
-
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "_forward_module.", "model._orig_mod.", "module.model."])
 @pytest.mark.parametrize("other", [(), ("criterion.weight",)])
 def test_prefixes_are_removed_when_names_match_without_them(prefix, other):
@@ -61,9 +58,6 @@ def test_names_match_by_suffix_where_the_file_or_the_path_asks_for_it(tmp_path):
     for path in ("plain.pth", "plain.pth?matching=True"):  # another query is part of the name
         with pytest.raises(ConfigError, match=r"plain\.pth"):
             Checkpointer(wrapped(1)).load(f"{tmp_path}/{path}", [])
-
-
-# ---------------------------------------------------------------------------- values
 
 
 def test_numbers_are_converted_to_the_models_dtype_and_complex_ones_are_not():
@@ -101,8 +95,6 @@ def test_extra_state_is_loaded():
     assert not load_weights(other, one.state_dict()).differences()
     assert other.seen == 5
 
-
-# ---------------------------------------------------------------------------- what does not fit
 
 MISFIT = {name: value for name, value in WEIGHTS.items() if not name.startswith("backbone.0")}
 MISFIT |= {"head.weight": torch.ones(7, 3), "head.bias": torch.ones(7), "extra.bias": torch.ones(1)}

@@ -65,9 +65,6 @@ def folder(tmp_path):
     return save(tmp_path / "dcp", {"model": STATE, "trainer": {"hooks": {"EMA": {"averaged_model": AVERAGED}}}})
 
 
-# ---------------------------------------------------------------------------- content
-
-
 @pytest.mark.parametrize("kind", ["ours", "folder"])
 def test_a_sharded_checkpoint_is_a_warm_start_of_one_process(request, kind):
     path, model = str(request.getfixturevalue(kind)), seeded_net(1)
@@ -80,9 +77,6 @@ def test_folders_of_other_programs(folder, tmp_path):
     assert same(read_checkpoint(str(save(tmp_path / "plain", STATE)))["model"], STATE)
     with pytest.raises(ConfigError, match="is not a checkpoint of a model"):
         read_checkpoint(str(save(tmp_path / "other", {"optimizer": {"state": {"a": torch.ones(1)}}})))
-
-
-# ---------------------------------------------------------------------------- damage and failed writes
 
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", "state.pth", "checksums.json", ".metadata"])
@@ -103,9 +97,6 @@ def test_damage_is_detected_and_the_file_is_named(ours, name, damage):
             call(str(ours))
         # If the checksums are corrupt, the error names their file.
         assert name in str(caught.value) or name == "checksums.json", caught.value
-
-
-# ---------------------------------------------------------------------------- attacks
 
 
 class OfWindows:

@@ -29,8 +29,6 @@ def refused(path):
     return str(info.value)
 
 
-# ---------------------------------------------------------------------------- files
-
 FILES = {
     "ours": {"model": STATE, "trainer": {"iteration": 3}},
     "plain": STATE,
@@ -70,9 +68,6 @@ def test_corrupt_and_missing_files_are_refused_by_name(tmp_path, monkeypatch):
     assert "pip install safetensors" in refused(path)
     torch.save(STATE, tmp_path / "model_final.pth")
     assert f"did you mean '{tmp_path}/model_final.pth'" in refused(tmp_path / "model_finl.pth")
-
-
-# ---------------------------------------------------------------------------- folders
 
 
 def sharded(folder):
@@ -140,9 +135,6 @@ def test_a_uri_is_downloaded(tmp_path, monkeypatch):
             Checkpointer(model).load(f"{address}/nothing.pth", [])
         server.shutdown()
     assert same(model.state_dict(), STATE)
-
-
-# ---------------------------------------------------------------------------- averaged weights
 
 
 def run_of(evaluate=True, **hooks):

@@ -119,9 +119,6 @@ def test_a_class_that_is_no_trainer_ends_with_one_line(capsys):
     assert re.fullmatch("error: .*is DefaultTrainer or a subclass.*\n", capsys.readouterr().err)
 
 
-# ---------------------------------------------------------------------------- a step of the run again
-
-
 def test_a_step_is_replayed_with_the_scripts_trainer_keys_and_samples(start, tmp_path, capsys):
     start()
     capsys.readouterr()
@@ -157,9 +154,6 @@ def test_an_error_names_the_script_that_replays_its_step(start, monkeypatch):
         run(Fails, default_argument_parser().parse_args(["--config-file", "mine.yaml"]), project_config())
     *_, note = info.value.__notes__
     assert re.fullmatch(r"look at this step: python my_train.py --config-file \S*out/config.yaml --replay 2", note)
-
-
-# ---------------------------------------------------------------------------- scripts in detectron2's style
 
 
 def careless(words, resumes=True):

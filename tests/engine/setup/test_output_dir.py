@@ -29,9 +29,6 @@ def seed_of(folder):
     return int(re.search(r"^SEED: (\d+)$", (folder / "config.yaml").read_text(), re.MULTILINE)[1])
 
 
-# ---------------------------------------------------------------------------- files of the user
-
-
 def test_an_edited_config_is_kept_at_a_resume_and_an_equal_one_is_not_renamed(quick, folder):
     cfg, path = quick(*QUIET), folder / "config.yaml"
     folder.mkdir()
@@ -49,9 +46,6 @@ def test_an_edited_config_is_kept_at_a_resume_and_an_equal_one_is_not_renamed(qu
         train(quick(*QUIET, "SOLVER.MAX_ITER", length), resume=True)
     assert "MAX_ITER: 7" in path.read_text()
     assert len(list(folder.glob("config.yaml.old*"))) == 1
-
-
-# ---------------------------------------------------------------------------- earlier runs
 
 
 def test_earlier_runs_are_kept_side_by_side_and_can_be_resumed(run, folder):
@@ -90,9 +84,6 @@ def test_a_save_before_the_first_step_is_of_the_run(quick, run, folder):
     trainer.train()
     assert {"model_start.pth", "model_final.pth", "metrics.json"} <= set(os.listdir(folder))
     assert seed_of(folder / "previous_001") == 1
-
-
-# ---------------------------------------------------------------------------- two runs in one folder
 
 
 def test_a_folder_is_locked_by_training_and_an_evaluation_appends_to_its_log(quick, run, folder):

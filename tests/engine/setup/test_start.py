@@ -86,9 +86,6 @@ def test_a_process_of_torchrun_that_has_not_joined_the_others_is_refused(quick, 
     assert os.listdir(tmp_path) == []
 
 
-# ---------------------------------------------------------------------------- the trial of a run
-
-
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_trial_takes_so_many_steps_and_batches_and_writes_nothing(make, tmp_path, steps):
     seen = []
