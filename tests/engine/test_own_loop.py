@@ -6,24 +6,7 @@ from small_runs import Net
 
 from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer
-from hookline.hooks import EventStorage, HookBase
-
-
-class Recorder(HookBase):
-    def __init__(self):
-        self.seen = []
-
-    def after_step(self):
-        self.seen.append(self.trainer.iter)
-
-    def after_epoch(self):
-        self.seen.append("epoch")
-
-    def after_run(self):
-        self.seen.append("end")
-
-
-WHOLE = [0, 1, "epoch", 2, 3, "epoch", "end"]
+from hookline.hooks import CallbackHook, EventStorage
 
 
 class Loop(SimpleTrainer):
@@ -32,9 +15,13 @@ class Loop(SimpleTrainer):
     def __init__(self, **attributes):
         model = Net()
         super().__init__(model, [torch.ones(2, 2)] * 2, torch.optim.SGD(model.parameters(), 0.1))
-        self.max_iter = 4
-        self.recorder = Recorder()
-        self.register_hooks([self.recorder])
+        self.max_iter, self.seen = 4, []
+        note = CallbackHook(
+            after_step=lambda trainer: self.seen.append(trainer.iter),
+            after_epoch=lambda trainer: self.seen.append("epoch"),
+            after_run=lambda trainer: self.seen.append("end"),
+        )
+        self.register_hooks([note])
         vars(self).update(attributes)
 
     def train(self):
@@ -42,10 +29,13 @@ class Loop(SimpleTrainer):
             if self.calls_before_train:
                 self.before_train()
             for self.iter in range(self.start_iter, self.max_iter):  # noqa: B020
-                self.before_step()
-                self.run_step()
-                self.after_step()
+                self.one_step()
             self.after_train()
+
+    def one_step(self):
+        self.before_step()
+        self.run_step()
+        self.after_step()
 
 
 @pytest.mark.parametrize(
@@ -56,38 +46,26 @@ class Loop(SimpleTrainer):
 def test_steps_and_epochs_are_counted(make):
     trainer = make()
     trainer.train()
-    assert trainer.recorder.seen == WHOLE
+    assert trainer.seen == [0, 1, "epoch", 2, 3, "epoch", "end"]
     assert trainer.finished_iter == 3
     assert trainer.completed
     assert trainer.storage.latest()["total_loss"][1] == 3
 
 
-class Fails(Loop):
-    fails_at = 1
-
-    def run_step(self):
-        if self.iter == self.fails_at:
-            raise ZeroDivisionError("of the batch")
-        super().run_step()
-
-
 def test_a_loop_that_catches_the_error_of_a_step_leaves_the_step_out():
-    class Catches(Fails):
-        def train(self):
-            with EventStorage(self.start_iter) as self.storage:
-                self.before_train()
-                for self.iter in range(self.start_iter, self.max_iter):  # noqa: B020
-                    self.before_step()
-                    try:
-                        self.run_step()
-                    except ZeroDivisionError:
-                        continue
-                    self.after_step()
-                self.after_train()
+    class Catches(Loop):
+        def one_step(self):
+            self.before_step()
+            try:
+                _ = 1 / (self.iter - 1)
+                self.run_step()
+            except ZeroDivisionError:
+                return
+            self.after_step()
 
     trainer = Catches()
     trainer.train()
-    assert [step for step in trainer.recorder.seen if step != "epoch"] == [0, 2, 3, "end"]
+    assert [step for step in trainer.seen if step != "epoch"] == [0, 2, 3, "end"]
     assert not trainer.failed
     assert trainer.completed
 

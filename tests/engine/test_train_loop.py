@@ -30,20 +30,14 @@ from hookline.hooks.base import EVENTS, STEP_EVENTS
 from hookline.hooks.functions import FunctionHook
 
 
-class Recorder(HookBase):
+class Recorder(CallbackHook):
     """Records every event."""
 
     def __init__(self):
         self.events = []
+        names = [event for event in EVENTS if not event.endswith("state_dict")]
+        super().__init__(**{name: lambda *args, name=name: self.events.append(name) for name in names})
 
-
-def _record(event):
-    return lambda self, *args, **kwargs: self.events.append(event)
-
-
-for _event in EVENTS:
-    if not _event.endswith("state_dict"):
-        setattr(Recorder, _event, _record(_event))
 
 STEP = [
     *("before_step", "before_fetch", "after_fetch", "before_forward", "after_forward"),

@@ -57,3 +57,6 @@ def test_the_content_of_a_checkpoint_is_described(tmp_path):
     assert report["hooks"] == ["LRScheduler"]
     assert report["config"] == {"SOLVER.OPTIMIZER.NAME": ["SGD", "AdamW"], "SOLVER.BASE_LR": [0.001, 0.5]}
     json.dumps(report)
+    torch.save(seeded_net().state_dict(), tmp_path / "plain.pth")
+    plain = inspect_checkpoint(str(tmp_path / "plain.pth"))
+    assert {name for name, value in plain.items() if value} == {"file", "megabytes", "weights"}
