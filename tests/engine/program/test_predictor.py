@@ -12,15 +12,10 @@ from hookline.engine.data.datasets import get_dataset
 from hookline.hooks import EMA
 
 
-@pytest.fixture
-def cfg(tmp_path):
-    return mlp_config(tmp_path)
-
-
-def test_it_predicts_like_the_model_or_the_average_that_the_run_evaluated(cfg, tmp_path):
+def test_it_predicts_like_the_model_or_the_average_that_the_run_evaluated(tmp_path):
+    cfg = mlp_config(tmp_path, "HOOKS", [{"NAME": "EMA", "ARGS": {"decay": 0.9, "warmup": False}}])
     with pytest.raises(ConfigError, match=r"MODEL\.WEIGHTS"):
         DefaultPredictor(cfg)
-    cfg.HOOKS = [{"NAME": "EMA", "ARGS": {"decay": 0.9, "warmup": False}}]
     trainer = DefaultTrainer(cfg)
     trainer.train()
     cfg.MODEL.WEIGHTS = str(tmp_path)
@@ -48,24 +43,17 @@ class Heads(nn.Module):
         return {"logits": self.layer(x) * scale, "both": (x, scale)}
 
 
-@pytest.fixture
-def predict_heads(cfg, tmp_path):
-    cfg.merge_from_list(
-        ["MODEL.NAME", f"{__name__}:Heads", "MODEL.ARGS", {}, "MODEL.LOSS.NAME", "", "MODEL.DEVICE", "cpu"]
-    )
-    torch.save(Heads().state_dict(), tmp_path / "heads.pth")
-    cfg.MODEL.WEIGHTS = str(tmp_path / "heads.pth")
-    return DefaultPredictor(cfg)
-
-
 @pytest.mark.parametrize("as_type", [torch.as_tensor, np.asarray])
-def test_samples_may_be_dicts_tuples_and_arrays(predict_heads, as_type):
+def test_samples_may_be_dicts_tuples_and_arrays(tmp_path, as_type):
+    torch.save(Heads().state_dict(), tmp_path / "heads.pth")
+    keys = ("MODEL.NAME", f"{__name__}:Heads", "MODEL.ARGS", {}, "MODEL.LOSS.NAME", "", "MODEL.DEVICE", "cpu")
+    predict = DefaultPredictor(mlp_config(tmp_path, *keys, "MODEL.WEIGHTS", str(tmp_path / "heads.pth")))
     x, scale = as_type(torch.tensor([1.0, 2.0])), as_type(torch.tensor([2.0]))
-    expected = 2 * predict_heads.model.layer(torch.tensor([1.0, 2.0]))
+    expected = 2 * predict.model.layer(torch.tensor([1.0, 2.0]))
     for sample in ({"x": x, "scale": scale}, (x, scale)):
-        found = predict_heads(sample)
+        found = predict(sample)
         assert torch.allclose(found["logits"], expected)
         assert found["both"][0].shape == (2,)
-    batch = predict_heads.batch([{"x": x, "scale": scale}] * 3)
+    batch = predict.batch([{"x": x, "scale": scale}] * 3)
     assert torch.allclose(batch["logits"], expected.expand(3, 3))
-    assert predict_heads.batch({"x": torch.ones(4, 2), "scale": torch.ones(4, 1)})["logits"].shape == (4, 3)
+    assert predict.batch({"x": torch.ones(4, 2), "scale": torch.ones(4, 1)})["logits"].shape == (4, 3)
