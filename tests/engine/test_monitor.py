@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from one_call import Net, OwnLoss, one_call, points
+from one_call import Net, Storing, one_call, points
 from ranks import rows
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer
 from hookline.engine.evaluation import MeanMetric
-from hookline.hooks import EarlyStopping, EvalHook, HookBase, get_event_storage
+from hookline.hooks import EarlyStopping, EvalHook, HookBase
 
 
 @pytest.fixture
@@ -76,12 +76,6 @@ def test_the_monitor_may_be_an_entry_of_a_metrics_dict(make):
 def of_each_class(preds, target):
     right = preds.argmax(1) == target
     return {f"class{label}": float(right[target == label].float().mean()) for label in target.unique()}
-
-
-class Storing(OwnLoss):
-    def forward(self, batch):
-        get_event_storage().put_scalar("seen", len(batch[1]))
-        return super().forward(batch)
 
 
 UNTESTED = {"test": None, "eval_period": None}

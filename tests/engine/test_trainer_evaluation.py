@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from one_call import Net, OwnLoss, X, Y, one_call, points, trained, weights
+from one_call import Net, OwnLoss, Storing, X, Y, one_call, points, trained, weights
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hookline.config import ConfigError
 from hookline.engine import DefaultTrainer
 from hookline.engine.evaluation import MeanMetric
-from hookline.hooks import CallbackHook, EarlyStopping, HookBase, get_event_storage
+from hookline.hooks import CallbackHook, EarlyStopping, HookBase
 
 
 @pytest.fixture
@@ -251,12 +251,6 @@ def test_a_test_set_without_samples_has_no_results_and_a_warning(make, log, empt
     assert (result.reason, result.metrics["some/of_all"]) == ("completed", 24)
     assert not any(name.startswith("none") for name in result.metrics)
     assert "none has no samples: it has no results" in log.text
-
-
-class Storing(OwnLoss):
-    def forward(self, batch):
-        get_event_storage().put_scalar("seen", len(batch[1]))
-        return super().forward(batch)
 
 
 def test_a_model_may_use_the_storage_in_evaluations_outside_of_training(make):

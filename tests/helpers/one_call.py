@@ -5,6 +5,7 @@ from torch import nn
 
 from hookline.engine import Trainer
 from hookline.engine.data import ArrayDataset
+from hookline.hooks import get_event_storage
 
 QUIET = {"MODEL.DEVICE": "cpu", "LOG.WRITERS": ["JSONWriter"], "LOG.PERIOD": 1, "LOG.PROGRESS_BAR": False}
 
@@ -26,6 +27,14 @@ class OwnLoss(Net):
     def forward(self, batch):
         outputs = self.layers(batch[0])
         return {"cls": nn.functional.cross_entropy(outputs, batch[1])} if self.training else outputs
+
+
+class Storing(OwnLoss):
+    """Puts the number of samples into the storage."""
+
+    def forward(self, batch):
+        get_event_storage().put_scalar("seen", len(batch[1]))
+        return super().forward(batch)
 
 
 def points(size=24, seed=0):

@@ -33,14 +33,10 @@ def no_pause(monkeypatch):
 STATE = {"model": {"weight": torch.arange(7.0), "empty": torch.empty(0)}, "iteration": 3}
 
 
-def write(path, data=STATE):
-    with open(path, "wb+") as file:
-        write_checkpoint(file, data)
-
-
 @pytest.fixture
 def path(tmp_path):
-    write(tmp_path / "model.pth")
+    with open(tmp_path / "model.pth", "wb+") as file:
+        write_checkpoint(file, STATE)
     return tmp_path / "model.pth"
 
 

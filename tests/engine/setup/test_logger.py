@@ -4,6 +4,7 @@ import io
 import logging
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,28 +72,16 @@ def test_warnings_stand_out_in_a_terminal_unless_no_color_is_set(logger, capsys,
     assert "\033" not in info
 
 
-class Tee:
-    """As scripts that also write a file of their own have it: without isatty()."""
-
-    def __init__(self):
-        self.text = ""
-
-    def write(self, text):
-        self.text += text
-
-    def flush(self):
-        pass
-
-
 def test_any_standard_output_will_do(logger, capsys, monkeypatch):
-    closed, ascii_only, tee = io.StringIO(), io.TextIOWrapper(io.BytesIO(), encoding="ascii"), Tee()
+    closed, ascii_only, written = io.StringIO(), io.TextIOWrapper(io.BytesIO(), encoding="ascii"), []
     closed.close()
+    tee = SimpleNamespace(write=written.append, flush=lambda: None)  # as scripts have it that also write a file
     for stream in (None, closed, tee, ascii_only):
         monkeypatch.setattr(sys, "stdout", stream)
         setup_logger(name=logger.name)
         logger.warning("Gr\u00f6\u00dfe")
         logger.handlers.clear()
     assert capsys.readouterr().err == ""
-    assert tee.text.endswith("WARNING: Gr\u00f6\u00dfe\n")
+    assert "".join(written).endswith("WARNING: Gr\u00f6\u00dfe\n")
     ascii_only.seek(0)
     assert ascii_only.read().endswith("WARNING: Gr\\xf6\\xdfe\n")
