@@ -1,5 +1,6 @@
 """The usual shapes of trainers written for detectron2. Each is trained, saved, resumed and evaluated."""
 
+import itertools
 import os
 import time
 import weakref
@@ -7,12 +8,12 @@ import weakref
 import pytest
 import torch
 from ranks import rows
+from small_runs import Collect, batches
 from torch import nn
 
 from hookline.config import get_cfg
 from hookline.engine import AMPTrainer, DefaultTrainer, SimpleTrainer, TrainerBase, comm, hooks
 from hookline.engine.checkpoint import DetectionCheckpointer
-from hookline.engine.evaluation import DatasetEvaluator
 from hookline.hooks import CallbackHook, EventStorage, get_event_storage
 
 
@@ -28,23 +29,6 @@ class Net(nn.Module):
         return (losses, branch) if branch else losses
 
 
-class Count(DatasetEvaluator):
-    def reset(self):
-        self.samples = 0
-
-    def process(self, inputs, outputs):
-        self.samples += len(inputs)
-
-    def evaluate(self):
-        return {"count": {"samples": self.samples}}
-
-
-def batches():
-    generator = torch.Generator().manual_seed(0)
-    while True:
-        yield torch.rand(4, 3, generator=generator)
-
-
 class Parts:
     """What a project overrides to bring its own model, data and evaluator."""
 
@@ -54,7 +38,7 @@ class Parts:
 
     @classmethod
     def build_train_loader(cls, cfg):
-        return batches()
+        return itertools.cycle(batches(size=4))
 
     @classmethod
     def build_test_loader(cls, cfg, dataset_name):
@@ -62,7 +46,7 @@ class Parts:
 
     @classmethod
     def build_evaluator(cls, cfg, dataset_name):
-        return Count()
+        return Collect("count")
 
 
 class WithoutInit(Parts, DefaultTrainer):
@@ -263,7 +247,7 @@ def test_a_shape_is_trained_saved_resumed_and_evaluated(make, tmp_path, shape):
     assert (trainer.iter, rate) == (6, 6)
     assert {"model_0000003.pth", "model_final.pth"} <= set(os.listdir(tmp_path))
     assert rows(tmp_path)[-1]["iteration"] == 6
-    assert rows(tmp_path)[-1]["count/samples"] == 8
+    assert rows(tmp_path)[-1]["count/batches"] == 2
     assert {"loss_a", "loss_b", "lr"} <= {name for row in rows(tmp_path) for name in row}
 
     again = make(shape, "SOLVER.MAX_ITER", 9)
@@ -277,7 +261,7 @@ def test_a_shape_is_trained_saved_resumed_and_evaluated(make, tmp_path, shape):
     iterations = [row["iteration"] for row in rows(tmp_path)]
     assert iterations == sorted(set(iterations))
     assert iterations[-1] == 9
-    assert shape.test(again.cfg, again.model) == {"count": {"samples": 8}}
+    assert shape.test(again.cfg, again.model) == {"count": {"batches": 2}}
 
 
 def test_an_inner_trainers_events_metrics_and_state_are_used(make, tmp_path):
@@ -398,9 +382,9 @@ def test_what_is_set_on_an_inner_trainer_counts_for_both(make):
     assert shapes == [((4, 3), ["loss_a", "loss_b"])] * 2
 
 
-class Flat(Count):
+class Flat(Collect):
     def evaluate(self):
-        return {"acc": self.samples / 8}
+        return {"acc": len(self.seen) / 2}
 
 
 def test_flat_results_of_one_test_set_stay_flat(make, tmp_path):

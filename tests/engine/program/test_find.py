@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, Trainer
@@ -25,12 +24,8 @@ class Quadratic(nn.Module):
         return {"loss": (self.w * x).square().sum() / 2 + 0 * self.bias.sum()}
 
 
-class Ones(Dataset):
-    def __len__(self):
-        return 70
-
-    def __getitem__(self, index):
-        return torch.ones(2)
+def ones():
+    return [torch.ones(2)] * 70
 
 
 class Full(Quadratic):
@@ -46,7 +41,7 @@ def quadratic(folder, *options):
     cfg = get_cfg()
     cfg.merge_from_list(
         [
-            *("MODEL.NAME", f"{__name__}:Quadratic", "MODEL.DEVICE", "cpu", "DATASETS.TRAIN", [f"{__name__}:Ones"]),
+            *("MODEL.NAME", f"{__name__}:Quadratic", "MODEL.DEVICE", "cpu", "DATASETS.TRAIN", [f"{__name__}:ones"]),
             *("DATALOADER.BATCH_SIZE", 1, "SOLVER.OPTIMIZER.NAME", "SGD", "SOLVER.BASE_LR", 0.1, "SEED", 1),
             *("SOLVER.WEIGHT_DECAY", 0.0, "SOLVER.MOMENTUM", 0.0, "OUTPUT_DIR", str(folder / "run"), *options),
         ]
@@ -76,12 +71,12 @@ def test_the_rate_rises_exponentially_and_a_rising_loss_ends_the_sweep(tmp_path)
 
 def test_an_object_would_be_changed_so_its_class_is_needed(tmp_path):
     options = {"length": 3, "output_dir": tmp_path / "run", "optimizer": "SGD"}
-    made = Trainer(Quadratic(), Ones(), **options)
+    made = Trainer(Quadratic(), ones, **options)
     with pytest.raises(ConfigError, match=r"pass its class"):
         find_lr(made.lengths.user_cfg)
     with pytest.raises(ConfigError, match=r"not a Trainer"):
         find_lr(made)
-    assert len(find_lr(Trainer(Quadratic, Ones(), **options).lengths.user_cfg, num_iter=9).lrs) > 5
+    assert len(find_lr(Trainer(Quadratic, ones, **options).lengths.user_cfg, num_iter=9).lrs) > 5
 
 
 def test_groups_keep_the_ratio_of_their_rates(tmp_path):
