@@ -4,16 +4,13 @@ import os
 
 import pytest
 import torch
+from one_call import one_call, points
 from run_tools import run_tool
 from torch import nn
 
-from hookline import Trainer
 from hookline.config import ConfigError
 from hookline.engine.program.export import export_weights
 from hookline.hooks import EMA, CallbackHook
-
-X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
-DATA = X, (X.sum(1) > 0).long()
 
 
 class Net(nn.Module):
@@ -24,7 +21,7 @@ class Net(nn.Module):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             self.body = nn.Linear(4, 256).requires_grad_(False)
-        self.head = nn.Linear(256, 2)
+        self.head = nn.Linear(256, 3)
 
     def forward(self, x):
         return self.head(self.body(x))
@@ -32,10 +29,8 @@ class Net(nn.Module):
 
 def run(folder, length=10, seed=5, only=True, hooks=(), resume=True, model=Net, **config):
     config = {"CHECKPOINT": {"TRAINABLE_ONLY": only}, **config}
-    trainer = Trainer(
-        lambda: model(seed), DATA, loss=nn.CrossEntropyLoss(), lr=0.1, length=length, batch_size=16, seed=1,
-        output_dir=folder, hooks=hooks, config=config,
-    )  # fmt: skip
+    options = {"lr": 0.1, "length": length, "batch_size": 16, "hooks": hooks, "config": config}
+    trainer = one_call(folder, lambda: model(seed), points(64), **options)
     trainer.train(resume=resume)
     return trainer.model.state_dict()
 
@@ -74,7 +69,7 @@ def test_other_frozen_weights_and_a_model_without_any_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="TRAINABLE_ONLY"):
         run(tmp_path / "run", model=turned)  # the same numbers at other places
     with pytest.raises(ConfigError, match="TRAINABLE_ONLY"):
-        run(tmp_path / "other", model=lambda seed: nn.Linear(4, 2))
+        run(tmp_path / "other", model=lambda seed: nn.Linear(4, 3))
 
 
 def test_a_second_stage_resumes_from_any_folder(tmp_path, monkeypatch):
