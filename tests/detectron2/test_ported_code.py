@@ -133,12 +133,21 @@ def test_a_default_trainer_resumes_and_evaluates_with_fvcores_checkpointer(tmp_p
     assert same(whole.model, resumed.model)
 
 
-def test_a_checkpoint_hook_without_the_end_of_ours_still_saves_it(tmp_path):
-    class Upload(hooks.PeriodicCheckpointer):
-        def after_train(self):
-            pass
+class Upload(hooks.PeriodicCheckpointer):
+    def after_train(self):
+        pass
 
+
+class Plain(DetectionCheckpointer):
+    def save(self, name, **kwargs):
+        torch.save({"model": self.model.state_dict(), **kwargs}, f"{self.save_dir}/{name}.pth")
+
+
+@pytest.mark.parametrize(
+    ("hook", "checkpointer"), [(Upload, DetectionCheckpointer), (hooks.PeriodicCheckpointer, Plain)]
+)
+def test_checkpoint_hooks_and_checkpointers_with_methods_of_their_own_save_the_end(tmp_path, hook, checkpointer):
     trainer = net_trainer()
-    trainer.register_hooks([Upload(DetectionCheckpointer(trainer.model, str(tmp_path)), 4)])
+    trainer.register_hooks([hook(checkpointer(trainer.model, str(tmp_path)), 4)])
     trainer.train(0, 10)
     assert {"model_0000003.pth", "model_0000007.pth", "model_final.pth"} <= set(os.listdir(tmp_path))

@@ -159,6 +159,11 @@ def test_a_wrong_metric_is_an_error_before_training(make, tmp_path, options, nam
     assert list(tmp_path.rglob("*.*")) == []
 
 
+def test_a_metric_that_no_evaluation_gives_is_an_error_at_the_first_one(make):
+    with pytest.raises(ConfigError, match="'val/loss', which is not among the evaluation's metrics"):
+        make(hooks=[EarlyStopping("val/loss")]).train()
+
+
 def test_a_trainer_without_a_config_needs_the_argument():
     trainer = SimpleTrainer(nn.Linear(1, 1), [torch.ones(1)], torch.optim.SGD([torch.ones(1)], lr=0.1))
     with pytest.raises(ConfigError, match="EarlyStopping has no metric"):

@@ -179,7 +179,8 @@ def test_a_subclass_that_sets_its_parts_itself_is_completed():
         def __init__(self, model, loader, optimizer):
             self.model, self.data_loader, self.optimizer = model, loader, optimizer
 
-    trainer = net_trainer(batches(2), Bare)
+    model = Net(3, 2)
+    trainer = Bare(model, batches(2), torch.optim.SGD(model.parameters(), 0.1))
     before = trainer.model.fc.weight.clone()
     assert trainer.train(0, 3).iteration == 3
     assert not torch.equal(trainer.model.fc.weight, before)

@@ -6,7 +6,6 @@ import torch
 from legitimate import Trainer, check, merged, usual
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import SequentialSampler
 
 import hookline
 from hookline.hooks import EMA, CallbackHook, EarlyStopping
@@ -50,7 +49,7 @@ CALLS = {
     "a function in the config": {"loss": None, "config": {"MODEL.LOSS": named_terms}},
     "a class in the config": {"config": {"SOLVER.OPTIMIZER.NAME": torch.optim.Adam}},
     "a function that makes batches": {"config": {"DATALOADER.COLLATE_FN": stacked}},
-    "a class that orders samples": {"config": {"DATALOADER.SAMPLER_TRAIN": SequentialSampler}},
+    "a function that orders samples": {"config": {"DATALOADER.SAMPLER_TRAIN": lambda size: range(size)}},
     "hooks in the config": {
         "config": {"HOOKS": [{"NAME": EarlyStopping, "ARGS": {"metric": "loss", "patience": 9}}, CallbackHook()]}
     },

@@ -77,6 +77,12 @@ def test_unknown_names_are_left_to_the_trainer_or_stop_one_without_a_method_for_
     assert contents(tmp_path) == {}
 
 
+def test_a_section_may_be_set_to_the_name_of_its_component_as_in_detectron2(quick):
+    cfg = quick()
+    cfg.SOLVER.OPTIMIZER = "ADAMW"
+    assert type(DefaultTrainer(cfg).optimizer) is torch.optim.AdamW
+
+
 def test_a_process_of_torchrun_that_has_not_joined_the_others_is_refused(quick, monkeypatch, tmp_path):
     ranks = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
     for name, value in ranks.items():
