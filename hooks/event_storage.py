@@ -1,6 +1,6 @@
 """``EventStorage``: how metrics get from steps and hooks to writers.
 
-Putting a metric appends it to a list. Values are copied from the GPU, smoothed and sorted only when they are read.
+Putting a metric appends it to a list. Values are copied from the GPU and smoothed only when they are read.
 """
 
 import math
@@ -9,11 +9,11 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from ..config.errors import NoStorageError, as_config_error, suggest
-from .history_buffer import OVER_RANKS, HistoryBuffer, MediaStorage, as_scalar, by_name, table
+from .history_buffer import OVER_RANKS, HistoryBuffer, MediaStorage, as_scalar, copy_from_devices, table
 
 Row = tuple[int, dict[str, float]]  # one line of metrics: the iteration, and the values by name
 
-_MAX_PENDING = 4096  # more values are read by themselves, to limit memory in a run without writers
+_MAX_PENDING = 4096  # more values of a metric are read by themselves, to limit memory in a run without writers
 
 # The open storages. Not a context variable, so that threads of a run see its storage. The name is detectron2's.
 _CURRENT_STORAGE_STACK: list["EventStorage"] = []
@@ -45,15 +45,14 @@ class EventStorage(MediaStorage):
 
     def __init__(self, start_iter: int = 0) -> None:
         super().__init__(start_iter)
-        # Values that nobody has read yet: (iteration, values, smoothing hint), in the order they were put.
-        self._pending: list[tuple[int, dict[str, Any], bool]] = []
+        # Values that nobody has read yet, by name: the values, their iterations, and the smoothing hint.
+        self._pending: dict[str, tuple[list[Any], list[int], bool]] = {}
+        self._tensors: list[tuple[list[Any], int]] = []  # those that are tensors: a list of values, and the index
         self._buffers: dict[str, HistoryBuffer] = {}
         self._smoothing_hints: dict[str, bool] = {}
         self._hidden: set[str] = set()  # names that latest() leaves out until they are put again
         self._number = 0  # how often pending values were read; see rows()
-        # What several writers ask for: rows until values change, and a metric's reported value until it has a new one.
-        self._rows: dict[Any, list[Row]] = {}
-        self._reported: dict[str, tuple[Any, float]] = {}
+        self._rows: dict[Any, list[Row]] = {}  # what several writers ask for, until values change
         # How metrics are combined over ranks, by name; see combine(). Until replace() they hold this rank's values.
         self.over_ranks: dict[str, str] = {}
         self.shared_until = self.iter - 1  # the last iteration whose values are combined over ranks
@@ -86,31 +85,34 @@ class EventStorage(MediaStorage):
             TypeError: ``value`` is not one number.
             ValueError: the name is "iteration".
         """
+        name = self._current_prefix + name
         if type(value) is not float:
             value = as_scalar(name, value)
         if bar:
-            self.on_bar.add(self._current_prefix + name)
+            self.on_bar.add(name)
         if over_ranks is not None:
             if over_ranks not in OVER_RANKS:
                 raise ValueError(f"metric {name!r}: over_ranks must be one of {[*OVER_RANKS]}, not {over_ranks!r}")
-            self.over_ranks[self._current_prefix + name] = over_ranks
-        self._append({name: value}, smoothing_hint, cur_iter)
+            self.over_ranks[name] = over_ranks
+        iteration = self.iter if cur_iter is None else int(cur_iter)
+        values, iters, _ = self._pending.get(name) or self._begin(name, smoothing_hint)
+        if type(value) is not float:
+            self._tensors.append((values, len(values)))
+        values.append(value)
+        iters.append(iteration)
+        if len(values) >= _MAX_PENDING:
+            self._read_pending()
+
+    def _begin(self, name: str, smoothing_hint: bool) -> tuple[list[Any], list[int], bool]:
+        if name == "iteration":
+            raise ValueError('a metric cannot be named "iteration", which is the number of its row: rename it')
+        self._pending[name] = series = ([], [], smoothing_hint)
+        return series
 
     def put_scalars(self, *, smoothing_hint: bool = True, cur_iter: int | None = None, **kwargs: Any) -> None:
         """Add several scalars: ``storage.put_scalars(loss=loss, accuracy=0.5)``. See :meth:`put_scalar`."""
         for name, value in kwargs.items():
-            if type(value) is not float:
-                kwargs[name] = as_scalar(name, value)
-        self._append(kwargs, smoothing_hint, cur_iter)
-
-    def _append(self, values: dict[str, Any], smoothing_hint: bool, cur_iter: int | None) -> None:
-        if self._current_prefix:
-            values = {self._current_prefix + name: value for name, value in values.items()}
-        elif "iteration" in values:
-            raise ValueError('a metric cannot be named "iteration", which is the number of its row: rename it')
-        self._pending.append((self.iter if cur_iter is None else int(cur_iter), values, smoothing_hint))
-        if len(self._pending) >= _MAX_PENDING:
-            self._read_pending()
+            self.put_scalar(name, value, smoothing_hint, cur_iter)
 
     def history(self, name: str) -> HistoryBuffer:
         """Return the recent values of a metric. Raises a KeyError if there is no such metric."""
@@ -132,7 +134,6 @@ class EventStorage(MediaStorage):
     def _forget(self, name: str) -> None:
         del self._buffers[name], self._smoothing_hints[name]
         self._rows.clear()
-        self._reported.pop(name, None)
 
     def latest(self) -> dict[str, tuple[float, int]]:
         """Return the last value of every scalar, and its iteration."""
@@ -153,7 +154,9 @@ class EventStorage(MediaStorage):
 
     def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
         """Like :meth:`latest`, but a smoothed scalar is the median of the last ``window_size`` iterations."""
-        return {name: (self._value(name, window_size), iteration) for name, (_, iteration) in self.latest().items()}
+        last, buffers, hints = self.latest(), self._buffers, self._smoothing_hints
+        smoothed = {name: buffers[name].smoothed(window_size) for name in last if hints[name]}
+        return {name: (smoothed.get(name, value), iteration) for name, (value, iteration) in last.items()}
 
     def count_samples(self, name: str, window_size: int = 20) -> int:
         """Return how many values of a metric were put in its last ``window_size`` iterations."""
@@ -187,7 +190,7 @@ class EventStorage(MediaStorage):
                 if not history.has_newer(since):
                     continue
                 if self._smoothing_hints[name]:
-                    rows.setdefault(max(history.latest_iter(), first), {})[name] = self._value(name, window_size)
+                    rows.setdefault(max(history.latest_iter(), first), {})[name] = history.smoothed(window_size)
                     continue
                 for (value, iteration), (_, following) in pairwise([*history.newer(since), (math.nan, -1)]):
                     if following != iteration + 1:
@@ -199,35 +202,26 @@ class EventStorage(MediaStorage):
         """Return the kept values of metrics whose name begins with ``prefix`` as a DataFrame, by iteration."""
         return table(self.histories(prefix))
 
-    def _value(self, name: str, window_size: int) -> float:
-        """Return the value for writers: the last one, or that over the last ``window_size`` iterations."""
-        history, kind = self._buffers[name], (type(window_size), window_size)
-        if not self._smoothing_hints[name]:
-            return history.latest()
-        if name not in self._reported or self._reported[name][0] != kind:
-            self._reported[name] = kind, history.smoothed(window_size)
-        return self._reported[name][1]
-
     def _read_pending(self) -> None:
         """Copy pending values from their devices, in one copy each, and add them to the histories."""
         if not self._pending:
             return
-        pending, self._pending = self._pending, []
+        pending, self._pending = self._pending, {}
+        tensors, self._tensors = self._tensors, []
+        copy_from_devices(tensors)
         self._rows.clear()
         self._number += 1
-        for name, (values, iters, smoothing_hint) in by_name(pending).items():
+        for name, (values, iters, smoothing_hint) in pending.items():
             if name not in self._buffers:
                 self._buffers[name] = HistoryBuffer()
             self._buffers[name].extend(values, iters, self._number)
             self._smoothing_hints[name] = smoothing_hint
-            self._reported.pop(name, None)
             self._hidden.discard(name)
 
     def replace(self, name: str, values: Mapping[int, float]) -> None:
         """Replace the latest values of a metric, given by iteration."""
         self.history(name).replace(values)
         self._rows.clear()
-        self._reported.pop(name, None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the kept values, and the images, histograms and texts that writers have not taken yet."""
@@ -250,7 +244,6 @@ class EventStorage(MediaStorage):
                 self._smoothing_hints[name] = state_dict["smoothing_hints"][name]
             self._number = self.loaded = int(state_dict["number"])
             self._rows.clear()
-            self._reported.clear()
             self.evaluated = set(state_dict["evaluated"])
             self.load_media(state_dict)
 

@@ -45,7 +45,7 @@ class HistoryBuffer:
         max_length: number of values kept. Older values count only in :meth:`global_avg`.
     """
 
-    __slots__ = ("_count", "_iters", "_max_length", "_numbers", "_total", "_values")
+    __slots__ = ("_count", "_iters", "_max_length", "_numbers", "_smoothed", "_total", "_values")
 
     def __init__(self, max_length: int = 10_000) -> None:
         self._max_length = max_length
@@ -54,6 +54,7 @@ class HistoryBuffer:
         self._numbers = array("q")
         self._count = 0
         self._total = 0.0
+        self._smoothed: tuple[Any, float] | None = None  # the window that was last asked for, and its value
 
     def __len__(self) -> int:
         return min(len(self._values), self._max_length)
@@ -64,9 +65,10 @@ class HistoryBuffer:
 
     def extend(self, values: list[float], iters: list[int], number: int = 0) -> None:
         """Append several values. ``number``: see :meth:`newer`; it never decreases."""
+        self._smoothed = None
         self._values.fromlist(values)
         self._iters.fromlist(iters)
-        self._numbers.fromlist([number] * len(values))
+        self._numbers.extend(array("q", [number]) * len(values))
         self._count += len(values)
         # Not sum(), which rounds differently: the mean must not depend on how many values are appended at once.
         self._total = reduce(add, values, self._total)
@@ -77,6 +79,7 @@ class HistoryBuffer:
 
     def replace(self, values: Mapping[int, float]) -> None:
         """Replace the latest values, given by iteration."""
+        self._smoothed = None
         first = min(values, default=0)
         for index in range(len(self._iters) - 1, -1, -1):
             iteration = self._iters[index]
@@ -110,12 +113,7 @@ class HistoryBuffer:
 
     def count_since(self, iteration: int) -> int:
         """Return the number of values after ``iteration``."""
-        count = 0
-        for it in reversed(self._iters):
-            if it <= iteration:
-                break
-            count += 1
-        return count
+        return len(self._iters) - bisect_right(self._iters, iteration)
 
     def tail(self, count: int) -> list[tuple[float, int]]:
         """Return the last ``count`` values, oldest first, each with its iteration."""
@@ -144,8 +142,12 @@ class HistoryBuffer:
 
     def smoothed(self, window_size: int) -> float:
         """Return the median over the last ``window_size`` iterations; the mean if it is a :class:`MeanWindow`."""
-        count = max(1, self.count_since(self.latest_iter() - window_size))
-        return self.avg(count) if isinstance(window_size, MeanWindow) else self.median(count)
+        window = type(window_size), window_size
+        if self._smoothed is None or self._smoothed[0] != window:  # several writers ask for it
+            count = max(1, self.count_since(self.latest_iter() - window_size))
+            value = self.avg(count) if isinstance(window_size, MeanWindow) else self.median(count)
+            self._smoothed = window, value
+        return self._smoothed[1]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the kept values and what :meth:`global_avg` needs, as plain data."""
@@ -161,6 +163,7 @@ class HistoryBuffer:
         self._iters = array("q", state_dict["iters"].tolist())
         self._numbers = array("q", state_dict["numbers"].tolist())
         self._count, self._total = int(state_dict["count"]), float(state_dict["total"])
+        self._smoothed = None
 
 
 class MediaStorage:
@@ -306,27 +309,16 @@ def as_scalar(name: str, value: Any) -> float | torch.Tensor:
         raise TypeError(f"metric {name!r} must be a number or a tensor with one element, not {value!r}") from error
 
 
-def by_name(pending: Iterable[tuple[int, dict[str, Any], bool]]) -> dict[str, tuple[list[float], list[int], bool]]:
-    """Return the values, iterations and smoothing hint of each metric.
-
-    Tensors become floats, with one stack and one copy for each device and dtype.
+def copy_from_devices(places: Iterable[tuple[list[Any], int]]) -> None:
+    """Replace tensors in lists by their numbers, with one stack and one copy for each device and dtype.
 
     Args:
-        pending: (iteration, values by name, smoothing hint), in the order they were put.
+        places: the list of each tensor, and its index there.
     """
-    series: dict[str, tuple[list[float], list[int], bool]] = {}
-    tensors: dict[tuple[torch.device, torch.dtype], list[tuple[list[float], int, torch.Tensor]]] = {}
-    for iteration, values, smoothing_hint in pending:
-        for name, value in values.items():
-            if name not in series:
-                series[name] = ([], [], smoothing_hint)
-            numbers, iterations, _ = series[name]
-            if type(value) is not float:  # isinstance() of a tensor's class takes ten times as long
-                tensors.setdefault((value.device, value.dtype), []).append((numbers, len(numbers), value))
-            numbers.append(value)
-            iterations.append(iteration)
-    for places in tensors.values():
-        found = torch.stack([tensor for _, _, tensor in places]).tolist()
-        for (numbers, index, _), number in zip(places, found, strict=True):
-            numbers[index] = float(number)
-    return series
+    groups: dict[tuple[torch.device, torch.dtype], list[tuple[list[Any], int]]] = {}
+    for values, index in places:
+        groups.setdefault((values[index].device, values[index].dtype), []).append((values, index))
+    for group in groups.values():
+        found = torch.stack([values[index] for values, index in group]).tolist()
+        for (values, index), number in zip(group, found, strict=True):
+            values[index] = float(number)

@@ -271,10 +271,11 @@ class CommonMetricPrinter(EventWriter):
         storage = get_event_storage()
         latest = storage.latest_with_smoothing_hint(self._window_size)
         # The iteration of the latest metric: after the last step storage.iter is one more.
-        iteration, reported = storage.iter, self._start_iter - 1 if self._last_write is None else self._last_write[0]
-        steps = [it for name, (_, it) in latest.items() if it <= iteration and name not in storage.evaluated]
-        iteration = max((it for it in steps if it >= self._start_iter), default=iteration)
-        if iteration <= reported:
+        steps = [it for name, (_, it) in latest.items() if it <= storage.iter and name not in storage.evaluated]
+        iteration = max(steps, default=-1)
+        if iteration < self._start_iter:
+            iteration = storage.iter
+        if self._last_write is not None and iteration <= self._last_write[0]:
             return  # no progress to report
         ended = iteration == self._max_iter  # the rest was put after the last step
         first = iteration if ended else self._start_iter

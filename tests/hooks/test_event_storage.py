@@ -61,7 +61,7 @@ def test_wrong_values_and_names_are_errors_that_name_them(storage):
         with pytest.raises(TypeError, match="'my_metric'"):
             storage.put_scalar("my_metric", value)
     with pytest.raises(ValueError, match='"iteration"'):
-        storage.put_scalars(loss=1.0, iteration=1.0)
+        storage.put_scalars(iteration=1.0)
     with pytest.raises(ValueError, match="'avg'"):
         storage.put_scalar("accuracy", 0.5, over_ranks="avg")
     assert storage.latest() == {}
