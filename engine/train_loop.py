@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
+from operator import attrgetter
 from typing import Any, Literal, Never, Self
 
 from ..config import ConfigError
@@ -41,6 +42,7 @@ class LoopState:
     storage: EventStorage | None = None  # the metrics, with which the next train() continues; None in a new run
     sync: RankSync | None = None  # exchanges requests with other ranks; None outside of training, and with one rank
     began: float = field(default_factory=time.monotonic)
+    step_start: float = field(default_factory=time.perf_counter)
     in_step: bool = False  # whether before_step was called, and after_step not yet
     begins_epoch: bool = True  # whether the next step is the first one of its epoch, or of this train()
     prepared: dict[Request, int] = field(default_factory=dict)  # the iteration of the last prepare_for
@@ -61,6 +63,7 @@ class TrainerBase(WithHooks):
         start_iter: the first iteration of this run.
         finished_iter: the last finished iteration.
         max_iter: the end of the run. If it is changed during training, hooks get ``set_max_iter(max_iter)``.
+        step_start: when ``before_step`` of the hooks was called, as ``time.perf_counter()``.
         epoch: the current pass over the data, from 0.
         iters_per_epoch: iterations in one pass, or None if unknown.
         epoch_ended: whether the current step is the last of its epoch.
@@ -77,6 +80,7 @@ class TrainerBase(WithHooks):
     epoch_ended: bool = False
     comm = comm
     on = on_event
+    step_start = property(attrgetter("_loop.step_start"))
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         trainer = super().__new__(cls)
@@ -162,6 +166,7 @@ class TrainerBase(WithHooks):
         if loop.begins_epoch:
             loop.begins_epoch = False
             self._begin_epoch()
+        loop.step_start = time.perf_counter()
         if self.hooks.listeners["before_step"]:
             self.hooks.call("before_step")
 

@@ -106,8 +106,8 @@ class EventStorage(MediaStorage):
     def _begin(self, name: str, smoothing_hint: bool) -> tuple[list[Any], list[int], bool]:
         if name == "iteration":
             raise ValueError('a metric cannot be named "iteration", which is the number of its row: rename it')
-        self._pending[name] = series = ([], [], smoothing_hint)
-        return series
+        self._pending[name] = [], [], smoothing_hint
+        return self._pending[name]
 
     def put_scalars(self, *, smoothing_hint: bool = True, cur_iter: int | None = None, **kwargs: Any) -> None:
         """Add several scalars: ``storage.put_scalars(loss=loss, accuracy=0.5)``. See :meth:`put_scalar`."""

@@ -43,6 +43,7 @@ class EpochIterator:
         loader: the loader that is read: without a limit of its batches.
         epoch: number of the epoch, from 0.
         position: batches read in the epoch.
+        ended: whether the last batch read is the last of its epoch, if the length is known, or the epoch was skipped.
         num_samples: number of samples in the last batch or micro-batch; None if the loader does not know it.
         loaded: the position that was loaded, until its next batch is read; otherwise None.
         differs_by_rank: whether the loader has a state of its own, which is that of this rank.
@@ -73,7 +74,7 @@ class EpochIterator:
         self._pass = 0  # number of the pass, if epochs are only counted
         self._samples = 0  # samples (over all ranks) before the next batch, in the present pass
         self._iterator: Iterator[Any] | None = None
-        self._skipping = False
+        self.ended = False
         self.loaded: Position | None = None
         self._begun = -1  # the last epoch that begin_epoch() was called in
         # The indices of the last batch, and of those that workers read ahead.
@@ -104,6 +105,7 @@ class EpochIterator:
         if read is _END:
             read = self._start_over()
         self.position += 1
+        self.ended = self.position == self.length
         self._samples += self._size
         self.loaded = None
         if self._noted:
@@ -185,11 +187,6 @@ class EpochIterator:
             self._seek(self.loaded)
 
     @property
-    def ended(self) -> bool:
-        """Whether the last batch read is the last of its epoch, if the length is known."""
-        return self.position == self.length or self._skipping
-
-    @property
     def indices(self) -> list[int]:
         """The indices of the samples in the last batch, on this rank; after an error in reading, of the failed one.
 
@@ -236,11 +233,11 @@ class EpochIterator:
         if state is not None:
             self.load_state_dict(state)
         else:
-            self._skipping = begun
+            self.ended = begun
 
     def skip_epoch(self) -> None:
         """End the current epoch here; the next batch starts a new one."""
-        self._skipping = True
+        self.ended = True
 
     def next_epoch(self) -> None:
         """Start to count the next epoch."""
@@ -249,13 +246,13 @@ class EpochIterator:
                 self._iterator = None
         else:
             self._samples = 0
-            if self._skipping or self._cut:
+            if self.position != self.length or self._cut:
                 self._iterator = None
             elif self._iterator is not None and exact_length(self.loader) is not None:
                 # The pass ends before the next epoch begins: after its last index a sampler may draw once more.
                 rest = next(self._iterator, _END)
                 self._iterator = None if rest is _END else chain([rest], self._iterator)
-        self._skipping, self.loaded = False, None
+        self.ended, self.loaded = False, None
         self.epoch += 1
         self.position = 0
 
@@ -271,7 +268,8 @@ class EpochIterator:
         if self._stateful:
             state["loader"] = self.loader.state_dict()
             # The loader's state may be that of an epoch that ends here.
-            state["skipped"] = (self._skipping or (self.ended and self._cut > 0)) and not self._endless
+            skipped = self.ended and (self.position != self.length or self._cut > 0)
+            state["skipped"] = skipped and not self._endless
             return state
         if self._size:
             state["samples"] = 0 if self.ended and not self._endless else self._samples
@@ -289,7 +287,8 @@ class EpochIterator:
         if not self._stateful or "loader" not in state:
             return self._seek(state)
         self.loader.load_state_dict(state["loader"])
-        self.position, self._skipping = state["position"], False
+        self.position = state["position"]
+        self.ended = self.position == self.length
         if state.get("skipped"):
             self._start()  # makes the loader use its state; the rest of that epoch is skipped
 
@@ -297,7 +296,7 @@ class EpochIterator:
         """Go to the loaded position of a loader without a state of its own."""
         position, samples, size = state["position"], state.get("samples", 0), self._size
         self.position = self._samples = 0
-        self._skipping = False
+        self.ended = False
         if not samples or not self._can_seek:
             if position or samples:
                 logger.warning(
@@ -313,8 +312,8 @@ class EpochIterator:
         left = self._sampler.batches_after(samples) if hasattr(self._sampler, "batches_after") else None
         read = -(-samples // size) if left is None else self.length + self._cut - left
         # None is left if the rest is less than a batch, and DROP_LAST is set; or the data set is shorter now.
-        self._skipping = self.length is not None and read >= self.length
-        self.position = 0 if self._skipping else read
+        self.ended = self.length is not None and read >= self.length
+        self.position = 0 if self.ended else read
 
     def _measure(self) -> None:
         """Set what depends on the loader's length."""

@@ -287,19 +287,18 @@ def write_metrics(
     Raises:
         FloatingPointError: a loss on the CPU is NaN or infinite. Losses on a GPU are not waited for.
     """
-    storage = storage or get_event_storage()
-    cur_iter = storage.iter if cur_iter is None else cur_iter
+    put = (storage or get_event_storage()).put_scalar
+    put("data_time", data_time, cur_iter=cur_iter)
     values: dict[str, Any] = {}
     total: Any = 0.0
     for name, loss in loss_dict.items():
         values[name] = value = loss.item() if loss.is_cpu else loss.detach()
+        put(prefix + name, value, cur_iter=cur_iter)
         total = total + value
-    values.setdefault("total_loss", total)
-    if prefix:
-        values = {prefix + name: value for name, value in values.items()}
-    storage.put_scalars(cur_iter=cur_iter, data_time=data_time, **values)
+    if "total_loss" not in values:
+        put(f"{prefix}total_loss", total, cur_iter=cur_iter)
     if type(total) is float and total - total != 0.0:  # only if it is NaN or infinite
-        check_finite(total, values, cur_iter)
+        check_finite(total, values, get_event_storage().iter if cur_iter is None else cur_iter)
 
 
 def detect_anomaly(trainer: StepTrainer, losses: torch.Tensor, loss_dict: Mapping[str, torch.Tensor]) -> None:

@@ -37,17 +37,14 @@ class IterationTimer(HookBase):
 
     def before_train(self) -> None:
         self._first = self.trainer.start_iter
-        self._start = self._step_start = time.perf_counter()
+        self._start = time.perf_counter()
         self._steps_time = 0.0
         self._steps = 0
-
-    def before_step(self) -> None:
-        self._step_start = time.perf_counter()
 
     def after_step(self) -> None:
         now = time.perf_counter()
         trainer = self.trainer
-        seconds = now - self._step_start
+        seconds = now - trainer.step_start
         done = trainer.iter - self._first + 1
         if done > self._warmup_iter:
             self._steps += 1
