@@ -89,7 +89,7 @@ class BestCheckpointer(HookBase):
         """The iteration of the best value."""
         # Iterations of the files that this run has written. In the state, so that a resumed run removes them too.
         self._written: set[int] = set()
-        self._checked_iter = -1
+        self._checked: Entry | None = None
         self._warned = False
         self.loaded_iter: int | None = None
         """The iteration whose weights were loaded at the end; None: none were."""
@@ -98,7 +98,9 @@ class BestCheckpointer(HookBase):
 
     def before_train(self) -> None:
         self._every.start()
-        self._checked_iter, self.loaded_iter = self.trainer.start_iter - 1, None  # the weights of older values are gone
+        self._checked = self.loaded_iter = None
+        if self.trainer.start_iter and self._monitor.function is None:
+            self._checked = self._monitor.value(self.trainer)  # an older value, of weights that are gone
         if self._reset_on_train:
             self.reset_state()
         if self._writes and (missing := [entry for entry in self.best if not os.path.exists(self._path(entry[1]))]):
@@ -181,9 +183,9 @@ class BestCheckpointer(HookBase):
                 self._warned = True
             return
         value, iteration = found
-        if iteration <= self._checked_iter:
+        if found == self._checked:
             return
-        self._checked_iter = iteration
+        self._checked = found
         if not math.isfinite(value) or found not in self._with(found):
             logger.debug("%s is %.5f; the best so far: %s", self._val_metric, value, self.best)
             return

@@ -146,6 +146,19 @@ def test_a_resumed_run_keeps_the_files_of_its_own_list(train, keep, first, then,
     assert hook.loaded_iter == best[0][1]
 
 
+def test_a_longer_run_does_not_take_its_weights_for_those_of_the_last_evaluation(make):
+    trainer, checkpointer = make()
+    values = iter([0.5])
+    evaluate = EvalHook(0, lambda: {"metric": next(values)})
+    trainer.register_hooks([evaluate, BestCheckpointer(4, checkpointer, "metric")])
+    trainer.train(0, 8)
+    weight = trainer.model.fc.weight.detach().clone()
+    trainer._hooks.remove(evaluate)
+    trainer.train(8, 12)
+    assert not torch.equal(trainer.model.fc.weight, weight)
+    assert torch.equal(saved(checkpointer, "model_best")["model"]["fc.weight"], weight)
+
+
 def test_files_are_removed_after_the_next_checkpoint_and_a_missing_one_is_a_warning(train, log):
     entries = [(0.9, 7), (0.6, 3)]
     _, checkpointer, _ = train(FIRST, fail_at=9)
