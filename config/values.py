@@ -230,13 +230,11 @@ def clean(value: Any) -> Any:
 
 def same(a: object, b: object) -> bool:
     """Whether two values of plain types are equal. Lists and tuples of the same values are: files hold lists only."""
-    return _as_lists(a) == _as_lists(b)
-
-
-def _as_lists(value: object) -> object:
-    if isinstance(value, list | tuple):
-        return list(map(_as_lists, value))
-    return {key: _as_lists(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return a == b
 
 
 # ---------------------------------------------------------------------- objects

@@ -288,19 +288,19 @@ def broadcast_object(obj: _Object, src: int = 0, group: "dist.ProcessGroup | Non
 
 
 def on_main_process(function: Callable[[], _Object]) -> _Object:
-    """Call a function on the main process, and return its result on every rank, or raise its ConfigError there."""
+    """Call a function on the main process. Every rank returns its result, or raises its ConfigError or OSError."""
     if get_world_size() == 1:
         return function()
-    result, error = None, None
+    found: tuple[Any, Exception | None] = None, None
     if is_main_process():
         try:
-            result = function()
-        except ConfigError as found:
-            error = found
-    result, error = broadcast_object((result, error))
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value]
+            found = function(), None
+        except (ConfigError, OSError) as error:
+            found = None, error
+    result, failure = broadcast_object(found)
+    if failure is not None:
+        raise failure
+    return result
 
 
 def shared_random_seed() -> int:

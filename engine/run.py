@@ -325,12 +325,7 @@ class Run:
 
     def _on_main_process(self, use: Callable[[], _Result]) -> _Result:
         """Use the folder on the main process. Errors of the system name it, on all ranks."""
-
-        def use_folder() -> _Result:
-            try:
-                return use()
-            except OSError as error:
-                message = f"OUTPUT_DIR: cannot write to {self.path}: {error.strerror or error}"
-                raise ConfigError(message) from error
-
-        return comm.on_main_process(use_folder)
+        try:
+            return comm.on_main_process(use)
+        except OSError as error:
+            raise ConfigError(f"OUTPUT_DIR: cannot write to {self.path}: {error.strerror or error}") from error

@@ -74,6 +74,8 @@ def check_ranks_exchange_objects_and_numbers(folder):
 
     with pytest.raises(ConfigError, match="rank 0 cannot"):
         comm.on_main_process(fail)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        comm.on_main_process(lambda: os.listdir("nowhere"))
 
 
 def check_every_group_has_the_timeout_of_the_run(folder):
