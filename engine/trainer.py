@@ -73,7 +73,7 @@ class Trainer(DefaultTrainer):
 
     Example::
 
-        trainer = Trainer(Net, train_set, test_set, optimizer="AdamW", lr=3e-3, loss=nn.CrossEntropyLoss(),
+        trainer = Trainer(Net, train_set, test_set, loss=nn.CrossEntropyLoss(), lr=3e-3,
                           metrics=["Accuracy"], length="10ep", seed=1)
         trainer.train()
         outputs = trainer.predict(test_set)

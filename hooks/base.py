@@ -34,10 +34,10 @@ class HookBase:
             after_step()
             after_epoch()                         # at the last step of an epoch
             on_eval()                             # if an evaluation was requested
-            on_write(); on_save()                 # write metrics, save: if it is due or requested
+            on_write(); on_save()                 # if it is due or requested
         on_exception(error)                       # if a step or a hook raised one
         after_train()                             # always
-        before_write(); on_write()                # always: the last metrics, those of after_train included
+        before_write(); on_write()                # always: also metrics of after_train
         on_save()                                 # the last checkpoint, unless a step failed
         after_run()                               # always
 

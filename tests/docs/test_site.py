@@ -1,8 +1,11 @@
 """The site has all pages and public names, and short pages. ``.ci/run`` builds it with ``--strict``, so links work."""
 
+import ast
 import importlib
 import re
+from textwrap import dedent
 
+import pytest
 import yaml
 from snippets import ROOT, Page
 
@@ -34,16 +37,32 @@ def test_every_public_name_has_a_place_in_the_reference():
             assert f"reference/{module}.md" in NAV, f"add hookline.{module} to mkdocs.yml and docs/site_pages.py"
 
 
-def test_code_fits_beside_the_navigation():
-    names = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
-    wide = [
-        f"{path.relative_to(ROOT)}:{number}: {line}"
-        for path in (*map(ROOT.joinpath, names), *(ROOT / "docs").rglob("*.md"))
-        for snippet in Page(path).snippets
-        for number, line in enumerate(snippet.text.splitlines(), snippet.line)
-        if len(line) > 88
-    ]
-    assert not wide, "\n".join(["at most 88 columns:", *wide])
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_code_of_a_page_fits_beside_the_navigation(page):
+    lines = [line for snippet in Page(ROOT / page).snippets for line in snippet.text.splitlines()]
+    assert [line for line in lines if len(line) > 88] == []
+
+
+def test_code_in_docstrings_fits_beside_the_navigation():
+    found = []
+    for path in (path for folder in ("config", "hooks", "engine", "src") for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                # After "::", until a line is indented less.
+                blocks = re.findall(r"::\n\n((?:(?: {4}.*)?\n)+)", (ast.get_docstring(node) or "") + "\n")
+                found += [(node.name, line) for block in blocks for line in dedent(block).splitlines()]
+    assert ("HookBase", "before_train()") in found
+    assert [line for line in found if len(line[1]) > 88] == []
+
+
+def test_pages_are_plain_markdown():
+    """GitHub, and any theme of MkDocs, show no admonitions, tabs, icons, attributes or HTML."""
+    for page in PAGES:
+        text = re.sub(r"^(```|~~~).*?^\1|`[^`\n]*`", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+        assert not re.search(r"^\s*(!!!|\?\?\?|===) |\{[:.#]|:material-|</?[a-z]", text, re.MULTILINE), page
 
 
 def test_pages_are_short():
