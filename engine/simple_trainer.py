@@ -1,5 +1,6 @@
 """A trainer with a model, data and an optimizer: its step, epochs, metrics, prediction and state."""
 
+import inspect
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -141,10 +142,11 @@ class SimpleTrainer(TrainerBase):
         if self.loss_module is not None and self.strategy.same_state_on_all_ranks:
             share_weights(self.loss_module.module)
         self._fast = FastStep(self.strategy)
-        if isinstance(self.optimizer, OptimizerList):
+        has_several = isinstance(self.optimizer, OptimizerList)
+        if has_several and "optimizer" in inspect.signature(unwrap_model(model).forward).parameters:
             from .step.alternating import AlternatingStep  # only where it is used
 
-            self._turns = AlternatingStep() if AlternatingStep.is_asked_for(model) else None
+            self._turns = AlternatingStep()
 
     def add_missing_parts(self) -> None:
         """Do the work of ``__init__`` for a subclass that sets its parts itself. What it has set stays."""

@@ -1,6 +1,5 @@
 """Steps in which several optimizers take turns, as those of a GAN do."""
 
-import inspect
 from copy import copy
 from functools import partial
 from typing import Any
@@ -27,11 +26,6 @@ class AlternatingStep:
 
     def __init__(self) -> None:
         self._adapters: dict[str, tuple[ModelAdapter, nn.Module, Any]] = {}
-
-    @staticmethod
-    def is_asked_for(model: nn.Module) -> bool:
-        """Return whether optimizers of a model take turns: its ``forward`` has a parameter ``optimizer``."""
-        return "optimizer" in inspect.signature(unwrap_model(model).forward).parameters
 
     def run(self, trainer: StepTrainer, batch: Any, data_time: float) -> None:
         """Run a step, except for reading its batch; see the class."""
