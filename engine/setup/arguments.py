@@ -89,6 +89,8 @@ def config_of_arguments(**arguments: Any) -> CfgNode:
         cfg.DATASETS.TRAIN = [ObjectName(NoTrainData())]
     elif arguments["length"] is None and cfg.SOLVER.MAX_ITER == get_cfg().SOLVER.MAX_ITER:
         raise ConfigError('length: is missing; give a number of epochs or iterations, such as "10ep" or 1000')
+    if arguments["eval_period"] and not cfg.DATASETS.TEST:
+        logger.warning("Trainer(eval_period=%r): nothing is evaluated without test_data", arguments["eval_period"])
     if arguments["metrics"] is None and cfg.DATASETS.TEST and not cfg.TEST.METRICS:
         cfg.TEST.METRICS = ["Loss"]
     return cfg

@@ -214,6 +214,13 @@ def test_a_setting_that_an_optimizer_has_itself_is_named_in_the_log(make, log):
     assert "SOLVER.WEIGHT_DECAY: 0.2 has no effect on" in log.text
 
 
+def test_a_period_of_evaluations_without_test_data_is_named_in_the_log(make, log):
+    make(eval_period="1ep", test=points(8, 1))
+    assert "without test_data" not in log.text
+    make(eval_period="1ep", folder="b")
+    assert "Trainer(eval_period='1ep'): nothing is evaluated without test_data" in log.text
+
+
 # ---------------------------------------------------------------------------- runs
 
 
