@@ -12,7 +12,7 @@ from ...config.defaults import differences, resolved
 from ..defaults import DefaultTrainer
 from .options import named_trainer
 from .recorder import Report
-from .repeat import Curves, compare_curves, curves_of, environment_of, find_checkpoint, replay_step
+from .repeat import Curves, checkpoint_before, compare_curves, curves_of, environment_of, replay_step
 from .samples import ranks_of
 
 
@@ -51,7 +51,7 @@ def diverge(
     metrics = compare_curves(curves[0], curves[1], 0, 1 << 62)
     if not metrics["values"]:
         raise ConfigError(f"{run} and {other} have nothing to compare: no iteration is in the metrics.json of both")
-    changes, ranks = differences(*configs), [ranks_of(one, find_checkpoint(one, 1 << 62)) for one in runs]
+    changes, ranks = differences(*configs), [ranks_of(one, checkpoint_before(one, 1 << 62)) for one in runs]
     lines = ["Config: different", indent(changes, "  ")] if changes else ["Config: the same"]
     lines += _pair("Versions", [environment_of(one) for one in runs]) + _pair("Ranks", ranks)
     found = metrics["first_difference"]
@@ -96,7 +96,7 @@ def _replays(
     runs: Sequence[str], start: int, last: int, trainer: type[DefaultTrainer], cfg: CfgNode | None, most: int
 ) -> Iterator[str]:
     """Replay both runs from before ``start`` to ``last``, and report the first step that differs."""
-    checkpoints = [find_checkpoint(run, start) for run in runs]
+    checkpoints = [checkpoint_before(run, start) for run in runs]
 
     def both(iteration: int) -> list[tuple[Report, Curves]]:
         pairs = zip(runs, checkpoints, strict=True)

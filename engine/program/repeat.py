@@ -69,11 +69,10 @@ def replay(
     """
     folder = os.path.join(run, f"replay_{iteration}")
     check_no_link(folder)
-    run_config(run, cfg)  # raises an error if there is no such run
     if os.path.exists(folder) and not (os.path.isdir(folder) and set(os.listdir(folder)) <= {_REPORT}):
         raise ConfigError(f"{folder}: has files that no replay has written; move them away, the report goes there")
     curves = comm.on_main_process(lambda: curves_of(run))
-    start = find_checkpoint(run, iteration)
+    start = checkpoint_before(run, iteration)
     report, replayed = replay_step(run, iteration, start, trainer, cfg, overrides, extra_hooks)
     if comm.is_main_process():
         report["compared"] = compare_curves(curves, replayed, report["first_iteration"], iteration)
@@ -158,7 +157,7 @@ def _replay_config(run: str, cfg: CfgNode | None, overrides: Sequence[object]) -
     return cfg
 
 
-def find_checkpoint(run: str, iteration: int) -> str:
+def checkpoint_before(run: str, iteration: int) -> str:
     """Return the path of a run's newest whole checkpoint before a step; empty if there is none. All ranks call it."""
 
     def earlier() -> list[str]:
@@ -280,7 +279,7 @@ def replay_in_ranks(
     if len(overrides) % 2:
         raise ConfigError(f"--set takes pairs of KEY VALUE; {overrides[-1]!r} has no value")
     device = _replay_config(run, cfg, overrides).MODEL.DEVICE
-    ranks = ranks_of(run, find_checkpoint(run, iteration))
+    ranks = ranks_of(run, checkpoint_before(run, iteration))
     launch(_replay_rank, ranks, args=(run, iteration, trainer, cfg, overrides), device=device)
 
 
