@@ -15,7 +15,7 @@ from ...hooks.common import preserve_rng
 from .. import comm
 from ..defaults import DefaultTrainer
 from ..run import Run
-from ..setup.check import check_config, overridden_builders
+from ..setup.check import check_values, overridden_builders
 from ..simple_trainer import SimpleTrainer
 from ..step.nonfinite import NonFinitePolicy
 
@@ -29,7 +29,7 @@ def _trial(name: str, cfg: CfgNode, trainer: type[DefaultTrainer]) -> DefaultTra
     if isinstance(cfg.MODEL.NAME, ObjectName) and cfg.MODEL.NAME.is_component:
         raise ConfigError(f"{name}: the model is an object, which the steps would change: pass its class instead")
     cfg = cfg.clone()
-    check_config(cfg, overridden_builders(trainer, DefaultTrainer))
+    check_values(cfg, overridden_builders(trainer, DefaultTrainer))
     Run.opened = Run(cfg, "dry")
     Run.opened.open(cfg)
     trial = trainer(cfg)
