@@ -73,6 +73,16 @@ def test_the_monitor_may_be_an_entry_of_a_metrics_dict(make):
     assert result.metrics["test/share"] == result.metrics["test/hits"] / 24
 
 
+def test_the_best_is_chosen_by_the_loss_at_a_period_of_its_own(make, tmp_path):
+    options = {"config": {"CHECKPOINT.BEST.PERIOD": 2}, "test": None, "eval_period": None}
+    trainer = make(monitor="total_loss", seed=2, **options)
+    trainer.train()
+    losses = {row["iteration"]: row["total_loss"] for row in rows(tmp_path / "run") if "total_loss" in row}
+    best = trainer.find_hook("BestCheckpointer")
+    assert (best.best_metric, best.best_iter) == min((losses[iteration], iteration) for iteration in (1, 3, 5))
+    assert best.best_metric > min(losses.values())
+
+
 def of_each_class(preds, target):
     right = preds.argmax(1) == target
     return {f"class{label}": float(right[target == label].float().mean()) for label in target.unique()}
