@@ -412,8 +412,7 @@ class SimpleTrainer(TrainerBase):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the trainer's part of a checkpoint. Raises a FloatingPointError if a weight is NaN or infinite."""
-        checked = self._loop.prepared
-        if not self.hooks.running or self.iter not in (checked.get("eval"), checked.get("save")):  # user code saves
+        if not self.hooks.running or self._loop.prepared.get("save") != self.iter:  # not of a PeriodicCheckpointer
             self.nonfinite.raise_pending(self)
             self.nonfinite.check_weights(self)
         state = super().state_dict()
