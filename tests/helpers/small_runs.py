@@ -12,7 +12,7 @@ from hookline.config import get_cfg
 from hookline.engine import DefaultTrainer, SimpleTrainer, seed_all_rng
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.evaluation import DatasetEvaluator
-from hookline.hooks import CallbackHook
+from hookline.hooks import CallbackHook, HookBase
 
 
 class Net(nn.Module):
@@ -141,6 +141,18 @@ class TimmLike:
 def weights_of(model):
     """A copy of a model's weights and buffers."""
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+class Weights(HookBase):
+    """Notes the weights before training and after each step."""
+
+    def __init__(self):
+        self.seen = []
+
+    def before_train(self):
+        self.seen.append(weights_of(self.trainer.model))
+
+    after_step = before_train
 
 
 def assert_same(weights, others):

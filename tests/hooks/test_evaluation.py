@@ -5,18 +5,10 @@ import re
 import numpy as np
 import pytest
 import torch
-from metric_runs import Losses, at
+from metric_runs import Losses, at, train_losses
 
 from hookline.engine import setup_logger
 from hookline.hooks import CallbackHook, EvalHook
-
-
-class Measured(EvalHook):
-    """Counts the evaluations that it expects after each one."""
-
-    def _do_eval(self):
-        super()._do_eval()
-        self.expected.append(self._every.left(self.trainer, self._eval_after_train))
 
 
 def evaluations(period, *hooks, end=20, results=None, **kwargs):
@@ -113,13 +105,17 @@ def test_a_second_schedule_puts_its_results_and_hooks_do_not_follow_it():
     ("period", "end", "at_end", "expected"),
     [(4, 12, True, [2, 1, 0]), (4, 13, True, [3, 2, 1, 0]), (4, 13, False, [2, 1, 0]), ("1000h", 9, True, [0])],
 )
-def test_the_time_left_counts_further_evaluations(period, end, at_end, expected):
-    trainer, hook = Losses(), Measured(period, lambda: {"val/a": 1}, at_end)
-    hook.expected = []
-    trainer.register_hooks([hook])
-    trainer.train(0, end)
-    assert hook.expected == expected
-    assert list(trainer.storage.evaluations_left.values()) == [0.0]
+def test_the_time_left_counts_further_evaluations(monkeypatch, period, end, at_end, expected):
+    now, left = [0.0], []
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+
+    def evaluate():
+        now[0] += 6.0
+        return {"val/a": 1}
+
+    note = CallbackHook(after_eval=lambda trainer, results: left.extend(trainer.storage.evaluations_left.values()))
+    train_losses(EvalHook(period, evaluate, at_end), note, end=end)
+    assert left == [6.0 * number for number in expected]
 
 
 def draw(*_):

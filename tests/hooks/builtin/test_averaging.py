@@ -4,28 +4,25 @@ import contextlib
 
 import pytest
 import torch
-from small_runs import Classifier, assert_same, config_trainer, labelled_batches, load, make_trainer, weights_of
+from small_runs import (
+    Classifier,
+    Weights,
+    assert_same,
+    config_trainer,
+    labelled_batches,
+    load,
+    make_trainer,
+    weights_of,
+)
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from hookline.config import ConfigError
-from hookline.hooks import EMA, CallbackHook, EvalHook, HookBase, StopTraining
+from hookline.hooks import EMA, CallbackHook, EvalHook, StopTraining
 from hookline.hooks.builtin.averaging import WeightAverage
 
 pytestmark = pytest.mark.usefixtures("log")
-
-
-class Note(HookBase):
-    """Records the weights before training and after each step."""
-
-    def __init__(self):
-        self.seen = []
-
-    def before_train(self):
-        self.seen.append(weights_of(self.trainer.model))
-
-    after_step = before_train
 
 
 def differs(weights, others, name="second.bias"):
@@ -38,7 +35,7 @@ def saved(hook):
 
 @pytest.mark.parametrize("warmup", [True, False])
 def test_the_average_follows_the_formula_and_buffers_are_copied_or_averaged(warmup):
-    note, copy, average = Note(), EMA(0.8, warmup), EMA(0.8, warmup, buffers="average", device="cpu")
+    note, copy, average = Weights(), EMA(0.8, warmup), EMA(0.8, warmup, buffers="average", device="cpu")
     make_trainer(note, copy, average).train(0, 12)
     expected = note.seen[0]
     for n, weights in enumerate(note.seen[1:]):
@@ -69,7 +66,7 @@ def test_the_saved_average_is_a_full_state_dict_with_plain_names():
 
 
 def test_it_starts_with_the_weights_at_start_and_updates_every_period():
-    note, ema = Note(), EMA(decay=0.5, warmup=False, start="1ep", every=3)
+    note, ema = Weights(), EMA(decay=0.5, warmup=False, start="1ep", every=3)
     trainer = make_trainer(note, ema)  # 4 iterations an epoch
     trainer.train(0, 4)
     assert torch.equal(saved(ema)["second.bias"], note.seen[4]["second.bias"])
@@ -111,7 +108,7 @@ def test_a_skipped_update_leaves_no_nan_in_the_average():
 
 
 def test_evaluations_use_the_average_and_training_is_not_affected():
-    ema, note, plain = EMA(decay=0.5), Note(), Note()
+    ema, note, plain = EMA(decay=0.5), Weights(), Weights()
     evaluated, after = [], []
 
     def evaluate():
@@ -140,7 +137,7 @@ def test_the_weights_are_restored_after_an_evaluation_that_raises(error):
     def fail():
         raise error("broken")
 
-    note, ema = Note(), EMA(0.5)
+    note, ema = Weights(), EMA(0.5)
     trainer = make_trainer(note, EvalHook(3, fail), ema)
     with contextlib.nullcontext() if error is StopTraining else pytest.raises(error):
         assert trainer.train(0, 8).reason == "broken"
@@ -150,7 +147,7 @@ def test_the_weights_are_restored_after_an_evaluation_that_raises(error):
 
 
 def test_evaluate_false_evaluates_the_models_weights():
-    seen, note, ema = [], Note(), EMA(0.5, evaluate=False)
+    seen, note, ema = [], Weights(), EMA(0.5, evaluate=False)
     trainer = make_trainer(note, EvalHook(3, lambda: seen.append(weights_of(trainer.model))), ema)
     trainer.train(0, 3)
     assert_same(seen[0], note.seen[-1])
@@ -174,7 +171,7 @@ def make(tmp_path):
 
 
 def test_checkpoints_have_the_models_weights_and_the_average(make, tmp_path):
-    trainer, note = make(ema={"decay": 0.9}), Note()
+    trainer, note = make(ema={"decay": 0.9}), Weights()
     trainer.register_hooks([note])
     trainer.train()
     average = saved(trainer.find_hook(EMA))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_runs import assert_equal_models, config_trainer, kill_at
+from small_runs import Weights, assert_equal_models, config_trainer, kill_at
 from torch import nn
 from torch.nn import functional as F
 
@@ -33,12 +33,8 @@ def trainer_of(*hooks, model=None):
 
 def moved(*hooks, steps=8, model=None):
     """For each name in the state dict, the iterations in which it changed."""
-    notes = []
-
-    def take(trainer):
-        notes.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
-
-    trainer_of(*hooks, CallbackHook(before_train=take, after_step=take), model=model).train(0, steps)
+    trainer_of(*hooks, weights := Weights(), model=model).train(0, steps)
+    notes = weights.seen
     return {name: [i for i in range(steps) if not torch.equal(notes[i][name], notes[i + 1][name])] for name in notes[0]}
 
 

@@ -3,11 +3,12 @@
 import pytest
 import torch
 from fvcore.nn.precise_bn import update_bn_stats
-from small_runs import Net, assert_same, config_trainer, load, make_trainer, weights_of
+from metric_runs import at
+from small_runs import Net, Weights, assert_same, config_trainer, load, make_trainer, weights_of
 
 from hookline.config import ConfigError
 from hookline.engine import DefaultTrainer
-from hookline.hooks import SWA, CallbackHook
+from hookline.hooks import SWA
 
 
 @pytest.fixture
@@ -26,23 +27,18 @@ def make(tmp_path):
 SETTINGS = {"start": 0.5}
 
 
-def noting(trainer):
-    """The weights after each step."""
-    notes = []
-    trainer.register_hooks([CallbackHook(after_optimizer_step=lambda t: notes.append(weights_of(t.model)))])
-    return notes
-
-
 def test_the_average_is_the_mean_of_the_snapshots_and_training_is_not_affected(make, tmp_path):
-    plain = make(folder="plain")
-    expected = noting(plain)
-    plain.train()
+    def trained(trainer):
+        trainer.register_hooks([weights := Weights()])
+        trainer.train()
+        return weights.seen
+
+    expected = trained(make(folder="plain"))
     trainer = make(swa=SETTINGS)
-    notes = noting(trainer)
-    trainer.train()
+    notes = trained(trainer)
     for ours, theirs in zip(notes, expected, strict=True):
         assert_same(ours, theirs)
-    snapshots = [notes[i] for i in (19, 24, 29)]  # ends of epochs of 5 iterations, from iteration 15 on
+    snapshots = [notes[i] for i in (20, 25, 30)]  # ends of epochs of 5 iterations, from iteration 15 on
     assert trainer.find_hook(SWA).updates == 3
     for name, parameter in trainer.model.named_parameters():
         torch.testing.assert_close(parameter.detach(), sum(snapshot[name] for snapshot in snapshots) / 3)
@@ -68,10 +64,9 @@ def test_batch_norm_statistics_are_those_of_a_pass_over_the_data(make, sampler):
 
 def test_a_stopped_run_keeps_its_own_weights(make, tmp_path):
     trainer = make(swa=SETTINGS)
-    notes = noting(trainer)
-    trainer.register_hooks([CallbackHook(after_step=lambda t: t.request_stop("now") if t.iter == 21 else None)])
+    trainer.register_hooks([weights := Weights(), at(21, lambda t: t.request_stop("now"))])
     trainer.train()
-    assert torch.equal(load(tmp_path / "run")["model"]["classifier.bias"], notes[-1]["classifier.bias"])
+    assert torch.equal(load(tmp_path / "run")["model"]["classifier.bias"], weights.seen[-1]["classifier.bias"])
 
 
 def test_invalid_arguments_and_batch_norms_without_data_are_errors_before_training():
