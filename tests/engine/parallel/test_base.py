@@ -9,17 +9,13 @@ from hookline.engine.parallel import Strategy
 from hookline.engine.parallel.base import build_strategy
 
 
-@pytest.fixture
-def make():
-    def make(name, **args):
-        cfg = get_cfg()
-        cfg.merge_from_list(["PARALLEL.NAME", name, "PARALLEL.ARGS", args])
-        return cfg
-
-    return make
+def make(name, **args):
+    cfg = get_cfg()
+    cfg.merge_from_list(["PARALLEL.NAME", name, "PARALLEL.ARGS", args])
+    return cfg
 
 
-def test_in_a_single_process_nothing_is_wrapped(make):
+def test_in_a_single_process_nothing_is_wrapped():
     assert type(build_strategy(make("auto"))) is Strategy
     model = nn.Linear(2, 2)
     for strategy in (build_strategy(make(name)) for name in ("none", "ddp", "fsdp2", "mesh")):
@@ -39,7 +35,7 @@ def test_in_a_single_process_nothing_is_wrapped(make):
         ("none", {"static_graph": True}, r"PARALLEL\.ARGS\.static_graph"),
     ],
 )
-def test_a_wrong_strategy_is_an_error_that_names_the_key(make, name, args, message):
+def test_a_wrong_strategy_is_an_error_that_names_the_key(name, args, message):
     with pytest.raises(ConfigError, match=message):
         build_strategy(make(name, **args))
 
