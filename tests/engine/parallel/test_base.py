@@ -40,6 +40,11 @@ def test_a_wrong_strategy_is_an_error_that_names_the_key(name, args, message):
         build_strategy(make(name, **args))
 
 
+def test_a_timeout_is_a_time():
+    with pytest.raises(ConfigError, match=r"PARALLEL\.TIMEOUT"):
+        get_cfg().merge_from_list(["PARALLEL.TIMEOUT", "20it"])
+
+
 def test_each_process_has_its_own_gpu(monkeypatch):
     monkeypatch.setattr("hookline.engine.comm.get_world_size", lambda: 4)
     monkeypatch.setattr("hookline.engine.comm.get_local_rank", lambda: 1)
