@@ -51,11 +51,10 @@ def make(tmp_path):
 
 
 def test_metrics_that_ask_and_predictions_get_generated_tokens_padded_to_the_longest(make):
-    trainer = make("Loss", generated, forward)
-    assert trainer.evaluate()["test"]["generated"] == 4
+    assert make("Loss", generated, forward).evaluate()["test"]["generated"] == 4
     assert SEEN["generated"].tolist() == [[i] * (3 + i) + [0] * (3 - i) for i in range(4)]
     assert SEEN["forward"].shape == (4, 2, 10)
-    found = trainer.predict(DATA, generate=True, pad_value=-1, metrics=True)
+    found = make(generated).predict(DATA, generate=True, pad_value=-1, metrics=True)
     assert found.outputs.tolist() == [[i] * (3 + i) + [-1] * (3 - i) for i in range(4)]
     assert found.metrics["generated"] == 4
 

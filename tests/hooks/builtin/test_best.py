@@ -260,3 +260,21 @@ def test_a_subclass_may_say_what_is_better(make):
     trainer.register_hooks([evaluations(2, [0.3, 0.5, 0.6, 0.7]), hook])
     trainer.train(0, 8)
     assert hook.best == [(0.6, 5)]
+
+
+class Ported(Checkpointer):
+    """Saves as a subclass that was written for fvcore."""
+
+    def save(self, name, **kwargs):
+        torch.save({"model": self.model.state_dict(), **kwargs}, f"{self.save_dir}/{name}.pth")
+        self.tag_last_checkpoint(f"{name}.pth")
+
+
+def test_a_checkpointer_with_a_save_of_its_own_keeps_the_best(make):
+    trainer, checkpointer = make()
+    ported = Ported(trainer.model, checkpointer.save_dir)
+    best = BestCheckpointer(2, ported, "metric")
+    trainer.register_hooks([PeriodicCheckpointer(ported, 4), best, evaluations(2, [0.3, 0.9, 0.5, 0.4, 0.4])])
+    trainer.train(0, 10)
+    assert saved(checkpointer, "model_best")["iteration"] == 3
+    assert last(checkpointer) == "model_final.pth"
