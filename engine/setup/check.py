@@ -175,16 +175,11 @@ def check_ignored(args: object, *names: str) -> None:
             )
 
 
-def check_processes(args: object) -> None:
-    """Raise a ConfigError if there are fewer processes than the command line asks for."""
+def check_command(cfg: object, args: object) -> None:
+    """Raise a ConfigError if there are fewer processes than the command line asks for, or the config contradicts it."""
     asked = {name: option(args, name) or 1 for name in ("num_gpus", "num_machines")}
     if asked["num_gpus"] * asked["num_machines"] > comm.get_world_size():
         check_ignored(args, *(name for name, number in asked.items() if number > 1))
-
-
-def check_command(cfg: object, args: object) -> None:
-    """Raise a ConfigError if the command line's options do not fit the config or the number of processes."""
-    check_processes(args)
     for name in ("resume", "eval_only", "predict"):
         if isinstance(cfg, CfgNode) and cfg.FAST_DEV_RUN and option(args, name):
             raise ConfigError(
@@ -204,7 +199,6 @@ def check_handled(args: object, resume: bool | str | None, is_needed: bool) -> N
     check_ignored(args, "eval_only", "predict", "replay", "samples", "dry_run")
     if is_needed or resume is False or (isinstance(option(args, "resume"), str) and not isinstance(resume, str)):
         check_ignored(args, "resume")
-    check_processes(args)
 
 
 # ---------------------------------------------------------------------- ranks
