@@ -25,6 +25,7 @@ from .modeling.adapters import ModelAdapter
 from .modeling.build import loss_module_of
 from .modeling.clear_errors import raise_clearer
 from .modeling.loss_module import LossModule
+from .modeling.outputs import losses_of
 from .parallel.base import Strategy, check_strategy
 from .parallel.copies import check_same_weights, share_weights
 from .parallel.ddp import DDP
@@ -213,6 +214,8 @@ class SimpleTrainer(TrainerBase):
             loss_dict, terms = self.forward(batch), None
         else:
             loss_dict, terms = weights.counted(self.forward, batch, type(self).forward is SimpleTrainer.forward)
+        if isinstance(loss_dict, torch.Tensor):  # a subclass's forward() may return one loss
+            loss_dict = losses_of(loss_dict)
         if not loss_dict:
             return {} if weights is None else weights.apply({}, share)
         if listeners["after_forward"]:
@@ -230,7 +233,8 @@ class SimpleTrainer(TrainerBase):
         return loss_dict
 
     def forward(self, batch: Any) -> dict[str, torch.Tensor]:
-        """Return the losses of a batch by name, and ``num_items`` if the model or loss counts its items."""
+        """Return the losses of a batch by name, and ``num_items`` if the model or loss counts its items. A subclass may
+        return one loss alone, a scalar tensor."""
         try:
             if self.precision is None:
                 return self.adapter.losses(self.model, batch)

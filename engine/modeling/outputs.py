@@ -207,17 +207,18 @@ class Terms(TorchFunctionMode):
         return result
 
 
-def num_terms(losses: Mapping[str, Any], function: object = None) -> Any:
+def num_terms(losses: Mapping[str, Any] | Tensor, function: object = None) -> Any:
     """Return the number of terms that a loss is the mean of, a scalar tensor (); "sum" if it is a sum.
 
     None if it is not known: there are several losses, or the only one, which may be times a Python number, is not of a
     function of torch within :class:`Terms`, or is of one in a graph of ``torch.compile``.
 
     Args:
-        losses: by name.
+        losses: by name, or one alone.
         function: the loss; its attribute ``reduction`` may be "sum".
     """
-    value = next(iter(losses.values())) if len(losses) == 1 else None
+    values = [losses] if isinstance(losses, Tensor) else list(losses.values())
+    value = values[0] if len(values) == 1 else None
     count = getattr(value, "num_terms", None)
     return "sum" if count is None and getattr(function, "reduction", "") == "sum" else count
 

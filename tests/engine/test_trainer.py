@@ -399,3 +399,24 @@ def test_lazy_modules_get_their_weights_from_a_batch_and_are_resumed(make):
     resumed = make(Lazy, optimizer="AdamW", lr=0.1, config=config)
     resumed.train(resume=True)
     assert torch.equal(weights(resumed), weights(whole))
+
+
+class LossAlone(Trainer):
+    def forward(self, batch):
+        return nn.functional.cross_entropy(self.model(batch[0]), batch[1], ignore_index=0)
+
+
+class Logits(Trainer):
+    def forward(self, batch):
+        return self.model(batch[0])
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_forward_of_a_subclass_may_return_one_loss_alone(tmp_path, parts):
+    def run(kind, **options):
+        options |= {"accumulation_steps": parts, "output_dir": tmp_path / kind.__name__}
+        return weights(trained(kind(Net, points, length=6, batch_size=8, seed=1, config=QUIET, **options)))
+
+    torch.testing.assert_close(run(LossAlone), run(Trainer, loss=nn.CrossEntropyLoss(ignore_index=0)))
+    with pytest.raises(ConfigError, match=r"must return its losses.*It returned a float32 tensor \(\d, 3\)"):
+        run(Logits)
