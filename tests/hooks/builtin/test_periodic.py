@@ -73,6 +73,12 @@ def test_a_checkpoint_has_the_state_of_all_hooks_after_the_step(make, first):
         assert saved(checkpointer, name)["trainer"]["hooks"]["LRScheduler"]["last_epoch"] == 5
 
 
+def test_a_requested_checkpoint_includes_the_step_of_the_request(train):
+    ask = at(3, lambda trainer: trainer.request_save(), "before_step")
+    _, checkpointer = train(6, 0, hooks=[ask])
+    assert files(checkpointer) == names(3)
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_hooks_hear_of_each_save_when_its_file_is_complete(make, asynchronous):
     trainer, checkpointer = make()
