@@ -33,13 +33,14 @@ def test_hooks_named_or_passed_write_into_the_folder_of_the_run(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     data = torch.rand(8, 1, 4, 4), torch.arange(8) % 2
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
-    named = {"NAME": "TorchProfiler", "ARGS": {"start": 0, "steps": 1}}
-    hooks = [SamplePredictions(num=2), named, AutogradProfiler(start=1, steps=1)]
-    options = {"loss": nn.CrossEntropyLoss(), "hooks": hooks, "batch_size": 4, "length": 2, "output_dir": "run"}
+    hooks = [SamplePredictions(num=2), TorchProfiler(start=0, steps=1), AutogradProfiler(start=1, steps=1)]
+    hooks += [{"NAME": "TorchProfiler", "ARGS": {"start": 2, "steps": 1}}]
+    hooks += [{"NAME": "AutogradProfiler", "ARGS": {"start": 3, "steps": 1}}]
+    options = {"loss": nn.CrossEntropyLoss(), "hooks": hooks, "batch_size": 4, "length": 4, "output_dir": "run"}
     Trainer(model, data, data, **options).train()
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    assert (tmp_path / "run/samples/iter_0000002.png").exists()
-    assert "aten::addmm" in operators(tmp_path / "run/autograd-trace-iter1.json")
-    [trace] = (tmp_path / "run/profiler-tensorboard-iter0").iterdir()
-    assert re.fullmatch(r"worker0\..*\.pt\.trace\.json", trace.name)
-    assert "aten::addmm" in operators(trace)
+    assert (tmp_path / "run/samples/iter_0000004.png").exists()
+    traces = [next((tmp_path / f"run/profiler-tensorboard-iter{step}").iterdir()) for step in (0, 2)]
+    assert all(re.fullmatch(r"worker0\..*\.pt\.trace\.json", trace.name) for trace in traces)
+    traces += [tmp_path / f"run/autograd-trace-iter{step}.json" for step in (1, 3)]
+    assert all("aten::addmm" in operators(trace) for trace in traces)
