@@ -292,10 +292,11 @@ def write_metrics(
     values: dict[str, Any] = {}
     total: Any = 0.0
     for name, loss in loss_dict.items():
-        values[name] = value = loss.item() if loss.is_cpu else loss.detach()
+        value = loss.item() if loss.is_cpu else loss.detach()
+        values[prefix + name] = value
         put(prefix + name, value, cur_iter=cur_iter)
         total = total + value
-    if "total_loss" not in values:
+    if "total_loss" not in loss_dict:
         put(f"{prefix}total_loss", total, cur_iter=cur_iter)
     if type(total) is float and total - total != 0.0:  # only if it is NaN or infinite
         check_finite(total, values, get_event_storage().iter if cur_iter is None else cur_iter)
