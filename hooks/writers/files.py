@@ -187,7 +187,7 @@ class JSONWriter(_LineWriter):
         lines = []
         for iteration, values in rows:
             finite = {name: value if math.isfinite(value) else None for name, value in sorted(values.items())}
-            lines.append(json.dumps({"iteration": iteration, **finite}, allow_nan=False) + "\n")
+            lines.append(json.dumps({"iteration": iteration, **finite}) + "\n")
         self._file_handle.write("".join(lines))
 
     def iteration_of(self, number: int, line: bytes) -> int:
