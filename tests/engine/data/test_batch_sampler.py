@@ -80,6 +80,10 @@ def ours(workers=0, batch_size=4, **ranks):
     return DataLoader(DATA, batch_sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
 
 
+def stacked(samples):
+    return default_collate(samples)
+
+
 def check(seen, number):
     assert len(seen.pairs) == number
     assert all(indices == values for indices, values in seen.pairs)
@@ -91,9 +95,7 @@ def check(seen, number):
     [
         lambda: ours(rank=1, world_size=2),
         lambda: ours(workers=1),
-        lambda: build_batch_data_loader(
-            DATA, TrainingSampler(10, seed=3), 4, num_workers=1, collate_fn=lambda samples: default_collate(samples)
-        ),
+        lambda: build_batch_data_loader(DATA, TrainingSampler(10, seed=3), 4, num_workers=1, collate_fn=stacked),
     ],
     ids=["rank 1 of 2", "persistent workers", "endless, seeded samples, workers"],
 )

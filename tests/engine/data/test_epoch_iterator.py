@@ -1,3 +1,4 @@
+from functools import partial
 from itertools import islice
 
 import pytest
@@ -265,16 +266,18 @@ def test_a_resume_in_micro_batches_draws_no_other_random_numbers():
     assert str(parts) == str(batches.micro_batches(2, lambda: next(batches)))
 
 
+def note(file, worker):
+    with file.open("a") as starts:
+        starts.write("+")
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_resume_in_the_middle_of_an_epoch_starts_workers_once(tmp_path, steps):
     started = tmp_path / "started"
 
-    def note(worker):
-        started.write_text(started.read_text() + "+" if started.exists() else "+")
-
     def train(length, resume):
         samples, batches = TensorDataset(torch.ones(12, 2), torch.ones(12, 1)), GlobalBatchSampler(EpochSampler(12), 3)
-        data = DataLoader(samples, batch_sampler=batches, num_workers=1, worker_init_fn=note)
+        data = DataLoader(samples, batch_sampler=batches, num_workers=1, worker_init_fn=partial(note, started))
         options = {"accumulation_steps": steps, "output_dir": tmp_path / "run", "config": {"LOG.WRITERS": []}}
         Trainer(nn.Linear(2, 1), data, loss=nn.MSELoss(), length=length, **options).train(resume=resume)
 

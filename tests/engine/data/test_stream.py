@@ -68,10 +68,12 @@ class Remembering(Plain):
         self.buffer, self.next = list(state["buffer"]), state["next"]
 
 
+def with_draws(sample):
+    return [*sample, random.random(), np.random.randn(), torch.rand(()).item()]
+
+
 def sharded(source):
-    return ShardedIterable(
-        source(), lambda sample: [*sample, random.random(), np.random.randn(), torch.rand(()).item()]
-    )
+    return ShardedIterable(source(), with_draws)
 
 
 class OwnShards(IterableDataset):

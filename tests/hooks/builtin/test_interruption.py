@@ -99,7 +99,7 @@ def work():
     ignore_signals()
     time.sleep(100)
 
-multiprocessing.Process(target=work, daemon=True).start()
+multiprocessing.get_context("fork").Process(target=work, daemon=True).start()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
