@@ -63,6 +63,8 @@ def test_pages_are_plain_markdown():
     for page in PAGES:
         text = re.sub(r"^(```|~~~).*?^\1|`[^`\n]*`", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
         assert not re.search(r"^\s*(!!!|\?\?\?|===) |\{[:.#]|:material-|</?[a-z]", text, re.MULTILINE), page
+        # A list inside of a list: MkDocs needs four spaces.
+        assert not re.search(r"^ {1,3}([-*]|\d+\.) ", text, re.MULTILINE), page
 
 
 def test_pages_are_short():
