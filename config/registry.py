@@ -39,18 +39,10 @@ class Registry:
         function_of: a function with this many required positional parameters, without those in its arguments, is the
             component itself, and not one that builds it: 2 for a loss of outputs and targets. 1: any is. 0: none is.
         by_name: further arguments that such a function is called with if it names them.
-        others: a module. For an unknown name that it has, the error suggests the whole name.
     """
 
     def __init__(
-        self,
-        name: str,
-        kind: Any = object,
-        hint: str = "",
-        *,
-        function_of: int = 0,
-        by_name: Collection[str] = (),
-        others: str = "",
+        self, name: str, kind: Any = object, hint: str = "", *, function_of: int = 0, by_name: Collection[str] = ()
     ) -> None:
         self._name = name
         self._obj_map: dict[str, Any] = {}
@@ -58,7 +50,6 @@ class Registry:
         self._hint = hint
         self._function_of = function_of
         self._by_name = dict.fromkeys(by_name)
-        self._others = others
 
     def __repr__(self) -> str:
         return f"Registry of {self._name}: {', '.join(name for name, _ in self)}"
@@ -208,8 +199,6 @@ class Registry:
         known = f" Known: {', '.join(names)}." if 0 < len(names) <= _MAX_LISTED else ""
         hint = suggest(name, names)
         if ":" not in name and "." not in name:
-            if hasattr(sys.modules.get(self._others), name):
-                hint = f"; did you mean '{self._others}:{name}'?"
             raise UnknownKeyError(f"{prefix}unknown {self._label} '{name}'{hint or '.'}{known}")
         try:
             if name.partition(":")[0].partition(".")[0] in sys.stdlib_module_names:  # not imported

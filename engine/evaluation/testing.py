@@ -225,14 +225,11 @@ def _check_names(trainer: EvaluatedTrainer, results: Mapping[str, Any]) -> None:
     ]
     expected = [f"{test_set}/{metric}" if test_set else metric for test_set, metric, *_ in cfg.TEST.EXPECTED_RESULTS]
     for key, metric, mode in [*watched, *(("TEST.EXPECTED_RESULTS", name, "min") for name in expected)]:
-        if (
-            metric in terms
-            and mode == "auto"
-            and mode_of(metric, best.MODE if metric == best.METRIC else "auto") == "max"
-        ):
+        is_more = metric in terms and mode == "auto" and mode_of(metric) == "max"
+        if is_more and (metric != best.METRIC or best.MODE == "auto"):
             raise ConfigError(
                 f"{key}: {metric} is a term of the loss, but its name does not say that less of it is better; set the "
-                'mode to "min" (MODE, monitor_mode of Trainer, mode of a hook or schedule)'
+                'mode to "min" (MODE; monitor_mode of Trainer; mode of a hook or schedule)'
             )
         is_there = any(metric == name or metric.startswith(f"{name}/") for name in names)
         if not metric or is_there or names_function(metric):

@@ -219,7 +219,7 @@ def _write_shards(
             shards, room = [*shards, {}], limit
         shards[-1][name], room = value, room - value.nbytes
     files: dict[str, str] = {}
-    written, is_new = list[str](), not os.path.lexists(output)
+    written: list[str] = []
     try:
         for number, shard in enumerate(shards, 1):
             names = {places[id(value)]: name for name, value in shard.items() if value.is_meta}
@@ -233,11 +233,8 @@ def _write_shards(
         index = {"metadata": {"total_size": total}, "weight_map": files}
         replace_text(os.path.join(output, "model.safetensors.index.json"), json.dumps(index, indent=1))
     except BaseException:  # the folder must be new or empty when the export is repeated
-        with suppress(OSError):
-            for one in filter(os.path.lexists, written):
-                os.remove(one)
-            if is_new:
-                os.rmdir(output)
+        for one in filter(os.path.lexists, written):
+            os.remove(one)
         raise
 
 

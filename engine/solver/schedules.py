@@ -35,9 +35,7 @@ from .param_groups import full_config, warn_of_unused
 
 logger = logging.getLogger(__name__)
 
-LR_SCHEDULER_REGISTRY = Registry(
-    "LR_SCHEDULER", (TorchScheduler, ParamScheduler, TimmScheduler), others="torch.optim.lr_scheduler"
-)
+LR_SCHEDULER_REGISTRY = Registry("LR_SCHEDULER", (TorchScheduler, ParamScheduler, TimmScheduler))
 """Schedules for ``SOLVER.LR_SCHEDULER_NAME``: ``(cfg, **SOLVER.LR_SCHEDULER_ARGS) -> ParamScheduler``, or torch's and
 timm's schedulers: ``(optimizer, **SOLVER.LR_SCHEDULER_ARGS)``."""
 

@@ -205,9 +205,7 @@ def follow_rates(scheduler: Any, at_start: bool = False) -> None:
             continue
         if is_loaded:
             group["lr"] = last
-            logger.warning(
-                "The learning rate of the optimizer's loaded state, %g, is set to the schedule's, %g", rate, last
-            )
+            logger.warning("The learning rate %g of the optimizer's loaded state is now the schedule's, %g", rate, last)
             continue
         former = float(group.get("initial_lr", last)) if at_start else last
 

@@ -36,7 +36,6 @@ KEYS = [
     ("LOG: {GATHER_METRIC_PERIOD: 0}", "LOG.GATHER_METRIC_PERIOD: must be at least 1"),
 ]
 MODEL = [
-    ("SOLVER: {LR_SCHEDULER_NAME: StepLR}", "did you mean 'torch.optim.lr_scheduler:StepLR'? Known: "),
     ("MODEL: {NAME: MPL}", "MODEL.NAME: unknown model 'MPL'; did you mean 'MLP'? Known: "),
     ("MODEL: {NAME: 'wrong_parts:Liner'}", "there is no 'Liner' in 'wrong_parts'; did you mean 'Linear'?"),
     ("MODEL: {NAME: 'wrong_prats:Linear'}", "there is no module 'wrong_prats'"),

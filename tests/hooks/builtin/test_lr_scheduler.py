@@ -133,7 +133,7 @@ def test_the_rate_in_a_state_of_the_optimizer_that_a_script_loads_does_not_chang
     load(trainer)
     trainer.train(0, 5)
     assert rates.used == pytest.approx([1.0, 0.8, 0.6, 0.0, 0.2])  # a hook's counts for one step, as in detectron2
-    assert "The learning rate of the optimizer's loaded state, 0, is set to the schedule's, 1" in log.text
+    assert "The learning rate 0 of the optimizer's loaded state is now the schedule's, 1" in log.text
 
 
 def test_by_default_the_schedule_is_that_of_the_trainer_also_of_a_second_one():
