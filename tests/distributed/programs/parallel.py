@@ -1,5 +1,6 @@
 """Models trained by two ranks, compared with a whole model that each rank trains by itself."""
 
+import contextlib
 import copy
 from functools import partial
 from itertools import pairwise, product
@@ -143,9 +144,9 @@ def check_each_optimizer_updates_shards_like_whole_weights_or_is_refused(folder)
         if name == "Adafactor":
             with pytest.raises(ConfigError, match="Adafactor cannot update parameters that are sharded"):
                 compare(cfg=config(f"torch.optim:{name}"), **options)
-        elif name in ("Rprop", "SparseAdam"):  # torch 2.13 cannot step these over shards
-            with pytest.raises(Exception, match=r"\w"):
-                compare(cfg=config(f"torch.optim:{name}"), **options)
+        elif name in ("Rprop", "SparseAdam"):  # torch 2.13 cannot step these over shards; 2.15 steps Rprop
+            with contextlib.suppress(NotImplementedError, RuntimeError):
+                assert compare(cfg=config(f"torch.optim:{name}"), **options)[1] < 1e-4, name
         else:  # Muon computes in bfloat16
             assert compare(cfg=config(f"torch.optim:{name}"), **options)[1] < (1e-3 if name == "Muon" else 1e-4), name
     assert compare(plain, config("SGD", foreach=True))[1] < 1e-4
