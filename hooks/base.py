@@ -1,11 +1,14 @@
 """``HookBase``: the events of a run, and what a hook may use of the trainer. ``Every``: periods of hooks."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..config import ConfigError, Duration, Registry
+from ..config import ConfigError, Duration, Registry, suggest
 from .protocol import TrainerProtocol
+
+logger = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -234,6 +237,17 @@ def check_hooks(hooks: Sequence[HookBase]) -> None:
                 f"hook {name} (number {index}) must be registered before {other} (number {number}), as "
                 f"{declared} declares"
             )
+
+
+def warn_of_no_events(hooks: Sequence[HookBase]) -> None:
+    """Warn of methods that have the name of an event and are none, such as ``after_stpe``."""
+    for hook in hooks:
+        for name in dir(type(hook)):
+            if name.startswith(("before_", "after_", "on_")) and name not in (*EVENTS, "after_load_best"):
+                logger.warning(
+                    "Hook %s has a method %s, which is no event: only trainer.emit(%r) calls it%s",
+                    *(type(hook).__name__, name, name, suggest(name, EVENTS)),
+                )
 
 
 def is_a(hook: HookBase, name: type | str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ..config import ConfigError
 from ..config.errors import as_config_error
-from .base import EVENTS, STEP_EVENTS, HookBase, StopTraining, check_hooks, is_a
+from .base import EVENTS, STEP_EVENTS, HookBase, StopTraining, check_hooks, is_a, warn_of_no_events
 
 logger = logging.getLogger(__name__)
 
@@ -171,6 +171,7 @@ class HookList:
         self._costs.clear()
         self.bind()
         self.running = True
+        warn_of_no_events(self.hooks)
 
     def warn_of_silent_events(self) -> None:
         """Warn if hooks override events that the trainer's step, which is done, has not emitted."""

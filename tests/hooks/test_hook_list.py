@@ -56,6 +56,24 @@ def test_hooks_are_called_in_the_order_of_the_list_which_may_be_edited():
     assert seen == [0, 1, 2, 0, 2, 1, 0]
 
 
+def test_a_method_that_looks_like_an_event_and_is_none_is_a_warning(caplog):
+    class Misspelt(HookBase):
+        def after_stpe(self):
+            raise AssertionError("it is never called")
+
+        def after_load_best(self):
+            """An event of hookline that few hooks have."""
+
+        def verify_batch(self, batch):
+            """An event of a person's."""
+
+    make(Misspelt()).train(0, 1)
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "Hook Misspelt has a method after_stpe, which is no event: only trainer.emit('after_stpe') calls it; "
+        "did you mean 'after_step'?"
+    ]
+
+
 def test_hooks_are_found_and_removed_by_class_name_and_instance():
     one, two = Counter(), Counter()
     trainer = make(CallbackHook(), one, two)
