@@ -29,6 +29,7 @@ class TrainableCheckpointer(Checkpointer):
     def __init__(self, model: nn.Module, save_dir: str = "", *, optimizer: Any = None, **options: Any) -> None:
         super().__init__(model, save_dir, **options)
         self._frozen: dict[str, nn.Parameter] = {}
+        self._sums: list[int] = []
         # The file that gave the frozen parameters, and which of its weights; empty: the constructor did.
         self._sources: list[tuple[str, str]] = []
         if optimizer is None:

@@ -30,9 +30,13 @@ def _trial(name: str, cfg: CfgNode, trainer: type[DefaultTrainer]) -> DefaultTra
         raise ConfigError(f"{name}: the model is an object, which the steps would change: pass its class instead")
     cfg = cfg.clone()
     check_values(cfg, overridden_builders(trainer, DefaultTrainer))
-    Run.opened = Run(cfg, "dry")
-    Run.opened.open(cfg)
-    trial = trainer(cfg)
+    run = Run(cfg, "dry")
+    run.open(cfg)
+    opened, Run.opened = Run.opened, run
+    try:
+        trial = trainer(cfg)
+    finally:
+        Run.opened = opened  # a script's run is that of its own trainer
     trial.resume_or_load(resume=False)
     for hook in list(trial.hooks.hooks):
         trial.remove_hook(hook)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -118,13 +119,15 @@ def _look_again(trainer: type[DefaultTrainer], args: argparse.Namespace, folder:
 
 def _run_rank(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode) -> Any:
     """One process of the run. If it fails and has written nothing, no new folder is left."""
-    is_new = not os.path.lexists(cfg.OUTPUT_DIR)
+    path = Path(cfg.OUTPUT_DIR).absolute()
+    new = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
     try:
         return _work(kind, args, cfg)
     except BaseException:
-        if is_new and comm.is_main_process():
+        if comm.is_main_process():
             with suppress(OSError):  # it has files
-                os.rmdir(cfg.OUTPUT_DIR)
+                for folder in new:
+                    folder.rmdir()
         raise
 
 

@@ -217,7 +217,7 @@ def check_same_config(cfg: CfgNode, resume: bool | str | None, args: object, tex
         ConfigError: a rank differs from rank 0. All ranks raise it, and the message lists the differences.
     """
     options = {"--resume": resume, "--eval-only": getattr(args, "eval_only", None)}
-    options["--predict"] = getattr(args, "predict", None)
+    options["--predict"] = option(args, "predict")
     options |= {f"config.yaml, line {number}": line for number, line in enumerate(text.splitlines(), start=1)}
     python = ".".join(platform.python_version_tuple()[:2])
     versions = {"hookline": hookline.__version__, "torch": torch.__version__.partition("+")[0], "Python": python}

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import time
+from argparse import Namespace
 from itertools import product
 
 import numpy as np
@@ -25,7 +26,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from hookline import Trainer
 from hookline.config import ConfigError, get_cfg
-from hookline.engine import DefaultTrainer, SimpleTrainer, TrainerBase, comm
+from hookline.engine import DefaultTrainer, SimpleTrainer, TrainerBase, begin_run, comm, default_setup
 from hookline.engine.checkpoint.sharded_checkpointer import ShardedCheckpointer
 from hookline.engine.data import DATASET_REGISTRY, GlobalBatchSampler, ShardedIterable, TrainingSampler
 from hookline.engine.data.samplers import InferenceSampler
@@ -76,6 +77,14 @@ def check_ranks_exchange_objects_and_numbers(folder):
         comm.on_main_process(fail)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         comm.on_main_process(lambda: os.listdir("nowhere"))
+
+
+def check_an_option_of_the_script_may_differ_between_ranks(folder):
+    cfg = get_cfg()
+    cfg.merge_from_list(["OUTPUT_DIR", str(folder), "MODEL.DEVICE", "cpu"])
+    default_setup(cfg, Namespace(predict=comm.get_rank()))
+    begin_run(cfg)
+    assert (folder / "config.yaml").exists()
 
 
 def check_every_group_has_the_timeout_of_the_run(folder):

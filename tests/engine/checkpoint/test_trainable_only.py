@@ -9,6 +9,7 @@ from run_tools import run_tool
 from torch import nn
 
 from hookline.config import ConfigError
+from hookline.engine.checkpoint import checkpointer_for
 from hookline.engine.program.export import export_weights
 from hookline.hooks import EMA, CallbackHook
 
@@ -70,6 +71,13 @@ def test_other_frozen_weights_and_a_model_without_any_are_refused(tmp_path):
         run(tmp_path / "run", model=turned)  # the same numbers at other places
     with pytest.raises(ConfigError, match="TRAINABLE_ONLY"):
         run(tmp_path / "other", model=lambda seed: nn.Linear(4, 3))
+
+
+def test_without_an_optimizer_all_weights_are_saved(tmp_path):
+    net, other = Net(5), Net(6)
+    checkpointer_for(net, str(tmp_path), optimizer=None).save("whole")
+    checkpointer_for(other).load(str(tmp_path / "whole.pth"))
+    assert torch.equal(other.body.weight, net.body.weight)
 
 
 def test_a_second_stage_resumes_from_any_folder(tmp_path, monkeypatch):

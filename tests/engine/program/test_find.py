@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hookline.config import ConfigError, get_cfg
-from hookline.engine import DefaultTrainer, Trainer
+from hookline.engine import DefaultTrainer, Trainer, default_argument_parser, default_setup
 from hookline.engine.program.find import find_batch_size, find_lr
 from hookline.hooks.common import capture_rng
 
@@ -77,6 +77,25 @@ def test_an_object_would_be_changed_so_its_class_is_needed(tmp_path):
     with pytest.raises(ConfigError, match=r"not a Trainer"):
         find_lr(made)
     assert len(find_lr(Trainer(Quadratic, ones, **options).lengths.user_cfg, num_iter=9).lrs) > 5
+
+
+def test_a_run_after_a_search_is_written_also_if_that_failed(tmp_path):
+    class Failing(DefaultTrainer):
+        @classmethod
+        def build_model(cls, cfg):
+            raise RuntimeError("in the model")
+
+    cfg = quadratic(tmp_path, "SOLVER.MAX_ITER", 2, "LOG.WRITERS", [])
+    with pytest.raises(RuntimeError, match="in the model"):
+        find_lr(cfg, trainer=Failing)
+    DefaultTrainer(cfg).train()
+    args = default_argument_parser().parse_args(["--resume"])
+    default_setup(cfg, args)
+    find_lr(cfg, num_iter=3)
+    with pytest.raises(ConfigError, match="--resume: this script ignores the option"):
+        DefaultTrainer(cfg).train()
+    assert (tmp_path / "run" / "config.yaml").exists()
+    assert not (tmp_path / "run" / "previous_001").exists()
 
 
 def test_groups_keep_the_ratio_of_their_rates(tmp_path):

@@ -95,6 +95,21 @@ def test_a_dry_run_writes_nothing(start, tmp_path):
     assert os.listdir(tmp_path) == ["mine.yaml"]
 
 
+def test_an_evaluation_of_nothing_or_with_wrong_metrics_changes_nothing(start, tmp_path, capsys):
+    for option in ("--eval-only", "--predict"):
+        with pytest.raises(SystemExit, match="2"):
+            start(option, "--resume", "OUTPUT_DIR", "new/folder")
+        assert "there is no complete checkpoint in new/folder" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["mine.yaml"]
+    start()
+    before = contents(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        start("--eval-only", "--resume", "TEST.METRICS", ["Accuracy", "Accuracy"])
+    assert "already a metric named 'accuracy'" in capsys.readouterr().err
+    assert contents(tmp_path) == before
+    start("--predict", "--resume", "TEST.METRICS", ["Accuracy", "Accuracy"])  # which needs no metrics
+
+
 def classes(tmp_path):
     return torch.load(tmp_path / "out" / "model_final.pth", weights_only=True)["model"]["weight"].shape[0]
 
