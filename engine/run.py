@@ -183,8 +183,8 @@ class Run:
         run.user_cfg = user_cfg
         if run.kind != "inference":  # begins when the weights are loaded, by begin_run() or test()
             cls.opened = None
-        evaluates = cfg.DATASETS.TEST and not option(run.args, "predict")
-        if evaluates and {"build_evaluator", "test"}.isdisjoint(overridden):
+        predicts = run.kind == "inference" and option(run.args, "predict")
+        if cfg.DATASETS.TEST and not predicts and {"build_evaluator", "test"}.isdisjoint(overridden):
             with preserve_rng():  # a metric may draw
                 check_metrics(cfg)
         cfg = cfg.thawed()  # the user's keeps its relative path
