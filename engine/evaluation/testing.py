@@ -18,7 +18,7 @@ from ...hooks.evaluation import EvalResults, names_function
 from ...hooks.evaluation import flatten_names as flatten_results_dict
 from ...hooks.hook_list import hook_name
 from .. import comm
-from ..data.build import check_same_length
+from ..data.build import NoTrainData, check_same_length
 from ..data.datasets import DATASET_REGISTRY
 from ..modeling import ModelAdapter, resolve_device
 from ..modeling.build import loss_module_of
@@ -223,6 +223,8 @@ def _check_names(trainer: EvaluatedTrainer, results: Mapping[str, Any]) -> None:
         ("SOLVER.LR_SCHEDULER_METRIC", scheduled, solver.LR_SCHEDULER_ARGS.get("mode", "auto")),
         *((f"{hook_name(hook)} of HOOKS", hook.metric, hook.given_mode) for hook in trainer.find_hooks(EarlyStopping)),
     ]
+    if isinstance(trainer.data_loader, NoTrainData):  # only evaluates, and perhaps on other sets than the training did
+        watched = []
     expected = [f"{test_set}/{metric}" if test_set else metric for test_set, metric, *_ in cfg.TEST.EXPECTED_RESULTS]
     for key, metric, mode in [*watched, *(("TEST.EXPECTED_RESULTS", name, "min") for name in expected)]:
         is_more = metric in terms and mode == "auto" and mode_of(metric) == "max"

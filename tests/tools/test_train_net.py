@@ -101,6 +101,14 @@ def test_a_misspelt_expectation_is_found_before_the_evaluation(train):
     assert "there is no metric 'synthetic/acuracy'" in err
 
 
+def test_an_expectation_for_another_set_than_the_trainings(train):
+    best = ("CHECKPOINT.BEST.METRIC", "synthetic/accuracy")
+    assert train(*options(*best))[0] == 0
+    other = ("DATASETS.TEST", '[{"NAME": "synthetic", "AS": "other"}]')
+    results = ("TEST.EXPECTED_RESULTS", '[["other", "accuracy", 0.5, 0.5]]')
+    assert train(*options(*best, *other, *results, "MODEL.WEIGHTS", "run"), "--eval-only")[0] == 0
+
+
 # ---------------------------------------------------------------------------- training
 
 
