@@ -50,6 +50,8 @@ class EvaluatedTrainer(TrainerProtocol, Protocol):
     strategy: Strategy
     loss_module: Any
 
+    @property
+    def device_type(self) -> str: ...
     def move_modules(self) -> None: ...
     def to_device(self, value: Outputs, /) -> Outputs: ...
     def test(self, cfg: CfgNode, model: nn.Module) -> Results: ...
@@ -309,7 +311,8 @@ def _predictions(
     try:
         with optimizer_in_eval_mode(trainer.optimizer):
             for (batch, number), counts in counted(model, whole_pass(data_loader)):
-                batch = trainer.to_device(batch)
+                if trainer.device_type != "cpu":  # loaders read into the host's memory
+                    batch = trainer.to_device(batch)
                 # The caller may change the model's mode between batches, so it is set for each.
                 with inference_context(model), torch.no_grad(), scratch_storage():
                     outputs = predict(model, batch)

@@ -134,6 +134,13 @@ def test_predict_yields_outputs_in_eval_mode_and_emits_events():
     assert events == [*names, {"batches": 3}]
 
 
+def test_a_batch_on_the_cpu_is_predicted_as_it_is():
+    batch = type("Batch", (list,), {})(batches(2))
+    [(given, outputs)] = net_trainer(device="cpu").predict([batch], with_batches=True, predict=lambda model, x: x[1])
+    assert given is batch
+    assert outputs is batch[1]
+
+
 def test_gather_and_print_of_one_process(capsys, monkeypatch):
     trainer = net_trainer()
     assert torch.equal(trainer.gather(torch.tensor(2.0)), torch.tensor([2.0]))
