@@ -107,7 +107,8 @@ class LRMultiplier(_TorchScheduler):
         self._max_iter = max_iter
         self._factor = math.nan  # of the rates that were set last; NaN: not known
         self._last_lr: list[float | torch.Tensor] = []
-        self._groups = optimizer.param_groups  # its load_state_dict() makes a new list
+        # The optimizer's load_state_dict() makes a new list. None: its state may be loaded, since the position was.
+        self._groups: list[dict[str, Any]] | None = optimizer.param_groups
         super().__init__(optimizer, last_epoch=last_iter)
 
     def get_lr(self) -> list[float | torch.Tensor]:
@@ -149,7 +150,7 @@ class LRMultiplier(_TorchScheduler):
         """Restore a position. The optimizer's learning rates are part of the optimizer's state and do not change."""
         self.base_lrs = list(state_dict["base_lrs"])
         self.last_epoch = state_dict["last_epoch"]
-        self._factor = math.nan
+        self._factor, self._groups = math.nan, None
         self._last_lr = list(state_dict.get("last_lr") or self.get_lr())  # what follow_rates() compares with
 
 
@@ -186,7 +187,8 @@ def _step(scheduler: Any) -> None:
 def follow_rates(scheduler: Any, at_start: bool = False) -> None:
     """Scale the base rates of a torch scheduler where the rates are not those that it has set.
 
-    A rate that came with a loaded state of the optimizer is replaced by an ``LRMultiplier``, as detectron2's does.
+    A rate that came with a loaded state of the optimizer alone, without the scheduler's, is replaced by an
+    ``LRMultiplier``, as detectron2's does.
 
     Args:
         scheduler: a scheduler; for other kinds than torch's nothing changes, nor for ``ReduceLROnPlateau``, which reads
@@ -198,7 +200,8 @@ def follow_rates(scheduler: Any, at_start: bool = False) -> None:
     last_rates = getattr(scheduler, "_last_lr", [])  # a subclass with a step() of its own may set none
     groups, is_loaded = scheduler.optimizer.param_groups, False
     if isinstance(scheduler, LRMultiplier):
-        scheduler._groups, is_loaded = groups, scheduler._groups is not groups
+        is_loaded = scheduler._groups is not None and scheduler._groups is not groups
+        scheduler._groups = groups
     for index, (group, last) in enumerate(zip(groups, last_rates, strict=False)):
         rate = group["lr"]
         if isinstance(rate, torch.Tensor) or math.isclose(rate, last):

@@ -113,6 +113,20 @@ def test_a_rate_that_a_hook_sets_scales_the_schedule_also_in_a_resumed_run(kind,
     assert first + train(make, change, folder=tmp_path, resume=True)[0] == changed
 
 
+@pytest.mark.parametrize("kind", ["LRMultiplier", "lambda"])
+def test_a_rate_that_a_script_sets_in_a_resumed_run_scales_the_schedule(kind, tmp_path):
+    schedules = {**FOLLOWING, "LRMultiplier": lambda opt: LRMultiplier(opt, LinearParamScheduler(1.0, 0.3), 7)}
+    plain, _ = train(make := schedules[kind])
+    train(make, folder=tmp_path, stop=3)
+    resumed, rates = small_trainer(), Rates()
+    resumed.scheduler = make(resumed.optimizer)
+    resumed.register_hooks([LRScheduler(scheduler=resumed.scheduler), rates])
+    Checkpointer(resumed.model, str(tmp_path), trainer=resumed).resume_or_load("", resume=True)
+    resumed.optimizer.param_groups[0]["lr"] *= 0.5
+    resumed.train(3, 7)
+    assert rates.used == pytest.approx([rate * 0.5 for rate in plain[3:]])
+
+
 def test_a_rate_set_before_the_first_step_is_the_base_of_the_schedule():
     trainer = small_trainer(LRScheduler(), rates := Rates())
     trainer.scheduler = SCHEDULERS.LambdaLR(trainer.optimizer, lambda i: min(1.0, (1 + i) / 4))
