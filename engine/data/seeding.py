@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 
-from ...hooks.common import preserve_rng
-
 # Separate random streams for reading, collating and transforming a sample, and for the order of samples.
 SAMPLE, COLLATE, TRANSFORM, ORDER = 0, 1, 2, 3
 _MASK = 2**64 - 1
@@ -88,9 +86,15 @@ def generators_for_reading() -> Iterator[Callable[[], set[str]]]:
 @contextmanager
 def seeded(key: int, place: int) -> Iterator[None]:
     """Seed the global CPU generators as :func:`seed_generators` does, and restore them after the block, to the bit."""
-    with preserve_rng():
+    # Not preserve_rng(): GPU generators are not seeded, so each block would draw the same numbers from them.
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
         seed_generators(key, place)
         yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.default_generator.set_state(cpu)
 
 
 def _mix(x: int) -> int:

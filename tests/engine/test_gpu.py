@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 
 from hookline.config import get_cfg
 from hookline.engine import DefaultTrainer, SimpleTrainer
 from hookline.engine.checkpoint import Checkpointer
+from hookline.engine.data.stream import SplitLoader
 from hookline.engine.modeling import build_model
 from hookline.hooks import CallbackHook, PeriodicCheckpointer
 
@@ -145,6 +147,18 @@ def test_a_killed_run_with_float16_dropout_and_workers_resumes_to_the_same_bits(
     for name, value in straight.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], value), name
     assert resumed.grad_scaler.state_dict() == straight.grad_scaler.state_dict()
+
+
+def test_a_stream_that_draws_on_the_device_draws_other_numbers_for_each_batch():
+    class Noise(IterableDataset):
+        shares_itself_out = True
+
+        def __iter__(self):
+            while True:
+                yield torch.randn(2, device="cuda")
+
+    batches = iter(SplitLoader(Noise(), 1, seed=0))
+    assert not torch.equal(next(batches), next(batches))
 
 
 def test_an_asynchronous_save_has_the_weights_of_its_step(tmp_path):
