@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import compress
 from typing import Any, SupportsFloat
 
 from torch import nn
@@ -204,15 +205,18 @@ def _check_names(trainer: EvaluatedTrainer, results: Mapping[str, Any]) -> None:
     """
     cfg, names = trainer.cfg, [f"{test_set}/{metric}" for test_set, metrics in results.items() for metric in metrics]
     modules = [kind_of(metric).__module__.partition(".")[0] for metric in METRICS_KEY.check(cfg)]
-    is_foreign = bool({*modules} - {"hookline", "torchmetrics"})
+    foreign = [module not in ("hookline", "torchmetrics") for module in modules]
     terms: set[str] = set()  # of the loss
-    if is_foreign or max(map(len, results.values()), default=0) > len(modules):
+    if any(foreign) or max(map(len, results.values()), default=0) > len(modules):
         with preserve_rng():  # a metric may draw
             metrics = build_metrics(cfg)
-        if all(metrics.keys() <= found.keys() for found in results.values()):
-            if any(isinstance(metric, Loss) for metric in metrics.values()):
-                terms = {name for name in names if name.partition("/")[2] not in metrics}
-        elif is_foreign:
+        has_all = all(metrics.keys() <= found.keys() for found in results.values())
+        others = {name for name in names if name.partition("/")[2] not in metrics}
+        if has_all and any(isinstance(metric, Loss) for metric in metrics.values()):
+            terms = others
+        own = tuple(compress(metrics, foreign))
+        by_class = any(name.partition("/")[2].startswith(own) for name in terms)  # as "dice_0" of a function dice
+        if any(foreign) and (not has_all or others != terms or by_class):
             return  # one of them gave numbers by name, and may give others for other batches
     known, sets = ", ".join(names), {*map(name_of, cfg.DATASETS.TEST), *dict(DATASET_REGISTRY)}
     best, solver = cfg.CHECKPOINT.BEST, cfg.SOLVER

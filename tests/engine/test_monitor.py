@@ -88,11 +88,18 @@ def of_each_class(preds, target):
     return {f"class{label}": float(right[target == label].float().mean()) for label in target.unique()}
 
 
+def dice(preds, target):
+    classes = of_each_class(preds, target)
+    return {"dice": sum(classes.values()) / len(classes), **{f"dice_{name}": one for name, one in classes.items()}}
+
+
 UNTESTED = {"test": None, "eval_period": None}
 VAL = EvalHook(3, lambda: {"val": {"a": 1.0}})
 # Names that only the data or a hook gives are not refused.
 POSSIBLE = {
     "of another batch": {"metrics": [of_each_class], "monitor": "test/class3"},
+    "beside the mean": {"metrics": [dice], "monitor": "test/dice_class3"},
+    "beside the loss": {"metrics": ["Loss", dice], "monitor": "test/dice_class0"},
     "misspelt, of the data": {"metrics": [of_each_class], "monitor": "test/clas3"},
     "a loss": {"hooks": [EarlyStopping("total_loss")], **UNTESTED},
     "put by the model": {"hooks": [EarlyStopping("seen")], "model": Storing, "loss": None, **UNTESTED},
