@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ...config import ConfigError
 from ...hooks.common import is_sharded, local_part, optimizers_of, start_momentum, unwrap_model
@@ -182,8 +183,10 @@ class NonFinitePolicy:
         Raises:
             FloatingPointError: weights or buffers are not finite; the message names the first.
         """
-        weights = {name: _part(one) for name, one in _named_parameters(trainer).items() if one.requires_grad}
-        buffers = {f"the buffer {name}": _part(one) for name, one in unwrap_model(trainer.model).named_buffers()}
+        trained = {name: one for name, one in _named_parameters(trainer).items() if one.requires_grad}
+        weights = {name: _part(one) for name, one in trained.items() if not is_lazy(one)}
+        named = unwrap_model(trainer.model).named_buffers()
+        buffers = {f"the buffer {name}": _part(one) for name, one in named if not is_lazy(one)}
         norm = nn.utils.get_total_norm([one for one in (weights | buffers).values() if _has_norm(one)])
         bad: list[str] = []
         if not norm.isfinite():  # one wait for the device; infinite buffers, and norms that overflow, are looked at

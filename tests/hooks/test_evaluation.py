@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from metric_runs import Losses, at, train_losses
+from small_runs import Net, batches, make_trainer
+from torch import nn
 
 from hookline.engine import setup_logger
 from hookline.hooks import CallbackHook, EvalHook
@@ -36,6 +38,14 @@ def evaluations(period, *hooks, end=20, results=None, **kwargs):
 )
 def test_evaluates_every_period_and_after_the_last_iteration(period, end, kwargs, hooks, expected):
     assert evaluations(period, *hooks, end=end, **kwargs)[1] == expected
+
+
+def test_weights_that_the_first_step_creates_are_evaluated_before_it():
+    model, found = Net(), []
+    model.fc = nn.Sequential(nn.LazyLinear(1), nn.LazyBatchNorm1d())
+    evaluate = EvalHook(0, lambda: found.append(model.training), on_start=True)
+    make_trainer(evaluate, model=model, data=batches()).train(0, 1)
+    assert len(found) == 2
 
 
 def test_nested_results_are_put_under_full_names_and_not_smoothed(log):
