@@ -40,7 +40,7 @@ def named_trainer(name: str) -> type[DefaultTrainer]:
 
 
 def check_options(args: argparse.Namespace, cfg: CfgNode, trainer: type[DefaultTrainer] = DefaultTrainer) -> None:
-    """Check that the config has what the options need. ``default_setup()`` checks the rest.
+    """Check that the config has what the options need. ``check_config()`` checks the rest.
 
     Args:
         args: the parsed command line.
