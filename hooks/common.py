@@ -261,8 +261,7 @@ def optimizers_of(optimizer: Any) -> list[Any]:
 
 def schedulers_of(scheduler: Any) -> list[Any]:
     """Return the schedules of a ``SchedulerList``; for any other schedule a list of it alone."""
-    schedulers: list[Any] = getattr(scheduler, "schedulers", [scheduler])
-    return schedulers
+    return list(scheduler) if hasattr(scheduler, "named") else [scheduler]  # a user's may have the schedulers it calls
 
 
 def set_optimizer_mode(optimizer: Any, training: bool) -> list[Any]:

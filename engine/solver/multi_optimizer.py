@@ -84,11 +84,6 @@ class SchedulerList(_Named[Any]):
     Trainers step each with an ``LRScheduler(part=name)`` hook; ``step()`` is for a loop of your own.
     """
 
-    @property
-    def schedulers(self) -> list[Any]:
-        """The schedules, in order."""
-        return list(self)
-
 
 # ---------------------------------------------------------------------- the config
 

@@ -222,6 +222,26 @@ def test_a_schedule_with_a_number_for_its_length_stays_as_it_is_in_a_longer_run(
     assert min(values(trainer, "lr").values()) == pytest.approx(0.1 * trainer.cfg.SOLVER.BASE_LR)
 
 
+class Joined(torch.optim.lr_scheduler.LRScheduler):
+    """Calls schedulers of its own, by name."""
+
+    def __init__(self, optimizer):
+        self.schedulers = {"all": torch.optim.lr_scheduler.ConstantLR(optimizer)}
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return self.base_lrs
+
+    def state_dict(self):
+        return {"last_epoch": self.last_epoch}
+
+
+def test_a_scheduler_that_has_schedulers_is_one(make, log):
+    _, extend = extended(make, scheduled(f"{__name__}:Joined"), "in a resume")
+    extend()
+    assert "Joined stays as it was built" in log.text
+
+
 class SetsItsConfig(DefaultTrainer):
     """As trainers of detectron2 that log to W&B."""
 
