@@ -110,15 +110,11 @@ def check_no_link(path: str) -> None:
         )
 
 
-def mend(folder: str) -> list[str]:
+def mend(folder: str) -> None:
     """Undo what killed processes have left half done in a folder, where no other process may write.
 
     A checkpoint that was being replaced (see :func:`displaced`) is put back; temporary files and folders are removed.
-
-    Returns:
-        The names of the restored checkpoints.
     """
-    back = []
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
         match = _NAME.fullmatch(name)
         if match is None or match[2] == _PROCESS:
@@ -129,8 +125,6 @@ def mend(folder: str) -> list[str]:
                 remove_path(path)
             else:
                 os.rename(path, target)
-                back.append(match[3])
-    return back
 
 
 def remove_path(path: str) -> None:

@@ -47,9 +47,9 @@ def test_only_leftovers_of_killed_processes_are_removed(path):
     for name in mine:
         (folder / name).touch()
     (folder / "photos.old.2019").mkdir()
-    assert mend(str(folder)) == []
+    mend(str(folder))
     assert sorted(os.listdir(folder)) == sorted([*mine, "photos.old.2019"])
-    assert mend(str(folder / "nowhere")) == []
+    mend(str(folder / "nowhere"))
 
 
 def test_links_hard_links_and_special_files_are_not_written_to(tmp_path):
@@ -88,7 +88,7 @@ def test_a_process_killed_while_replacing_a_folder_leaves_the_old_or_the_new_one
     make_folder(tmp_path / "run", "old")
     make_folder(tmp_path / "new", "new")
     killed(replace)
-    assert mend(str(tmp_path)) == ([] if arrived else ["run"])
+    mend(str(tmp_path))
     assert (tmp_path / "run/content").read_text() == ("new" if arrived else "old")
     assert not list(tmp_path.glob(".hookline-*"))
 
