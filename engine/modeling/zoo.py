@@ -157,8 +157,8 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
     """torch's ``CrossEntropyLoss``, which for tokens or pixels also returns how many of them count.
 
     Batches on different ranks, and micro-batches, may have different numbers of tokens that count: padding does not.
-    With the number, the gradient is that of the mean over all tokens of the global batch. It is computed in float32.
-    Without any token the loss is 0.
+    With the number, the gradient is that of the mean over all tokens of the global batch. It is computed in float32, or
+    in float64 for such scores. Without any token the loss is 0.
 
     With targets (N,) of class indices, with probabilities, and without a mean it is torch's.
 
@@ -187,8 +187,11 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
             return super().forward(scores, target)
         names = ("weight", "ignore_index", "label_smoothing")
         settings: dict[str, Any] = {name: getattr(self, name) for name in names}
-        total = F.cross_entropy(scores.float(), target, reduction="sum", **settings)
         count = count_of_mean(F.cross_entropy, {"target": target, **settings})
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        if self.weight is not None:
+            settings["weight"] = self.weight.to(scores.dtype)
+        total = F.cross_entropy(scores, target, reduction="sum", **settings)
         return total / torch.where(count > 0, count, 1).to(total.dtype), count
 
 

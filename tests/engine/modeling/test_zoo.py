@@ -67,6 +67,15 @@ def test_classes_may_have_weights_and_other_targets_have_the_loss_of_torch():
         assert torch.equal(CrossEntropyLoss()(scores, target), nn.CrossEntropyLoss()(scores, target))
 
 
+@pytest.mark.parametrize(("dtype", "computed"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)])
+def test_the_loss_is_computed_in_float32_or_float64(dtype, computed):
+    scores, target = tokens()
+    scores, weight = scores.to(dtype), torch.arange(1, 12, dtype=dtype)
+    loss, _ = CrossEntropyLoss(weight)(scores, target)
+    expected = nn.CrossEntropyLoss(weight.to(computed))(scores.to(computed).movedim(-1, 1), target)
+    torch.testing.assert_close(loss, expected)
+
+
 def test_shifted_targets_are_those_of_causal_models():
     scores, target = tokens()
     expected = nn.CrossEntropyLoss()(scores[:, :-1].movedim(-1, 1), target[:, 1:])
