@@ -243,7 +243,8 @@ def warn_of_no_events(hooks: Sequence[HookBase]) -> None:
     """Warn of methods that have the name of an event and are none, such as ``after_stpe``."""
     for hook in hooks:
         for name in dir(type(hook)):
-            if name.startswith(("before_", "after_", "on_")) and name not in (*EVENTS, "after_load_best"):
+            looks_like_one = name.startswith(("before_", "after_", "on_")) and callable(getattr(type(hook), name, None))
+            if looks_like_one and name not in (*EVENTS, "after_load_best"):
                 logger.warning(
                     "Hook %s has a method %s, which is no event: only trainer.emit(%r) calls it%s",
                     *(type(hook).__name__, name, name, suggest(name, EVENTS)),

@@ -58,6 +58,8 @@ def test_hooks_are_called_in_the_order_of_the_list_which_may_be_edited():
 
 def test_a_method_that_looks_like_an_event_and_is_none_is_a_warning(caplog):
     class Misspelt(HookBase):
+        on_cuda = False
+
         def after_stpe(self):
             raise AssertionError("it is never called")
 
