@@ -45,9 +45,11 @@ class EventStorage(MediaStorage):
 
     def __init__(self, start_iter: int = 0) -> None:
         super().__init__(start_iter)
-        # Values that nobody has read yet, by name: the values, their iterations, and the smoothing hint.
-        self._pending: dict[str, tuple[list[Any], list[int], bool]] = {}
-        self._tensors: list[tuple[list[Any], int]] = []  # those that are tensors: a list of values, and the index
+        # Values that nobody has read yet, by name, and the smoothing hint. A value and its iteration are added in one
+        # step, since another thread may read.
+        self._pending: dict[str, tuple[list[tuple[Any, int]], bool]] = {}
+        # Those that are tensors: a list of values, and the index.
+        self._tensors: list[tuple[list[tuple[Any, int]], int]] = []
         self._buffers: dict[str, HistoryBuffer] = {}
         self._smoothing_hints: dict[str, bool] = {}
         self._hidden: set[str] = set()  # names that latest() leaves out until they are put again
@@ -94,20 +96,17 @@ class EventStorage(MediaStorage):
             if over_ranks not in OVER_RANKS:
                 raise ValueError(f"metric {name!r}: over_ranks must be one of {[*OVER_RANKS]}, not {over_ranks!r}")
             self.over_ranks[name] = over_ranks
-        iteration = self.iter if cur_iter is None else int(cur_iter)
-        values, iters, _ = self._pending.get(name) or self._begin(name, smoothing_hint)
+        points, _ = self._pending.get(name) or self._begin(name, smoothing_hint)
+        points.append((value, self.iter if cur_iter is None else int(cur_iter)))
         if type(value) is not float:
-            self._tensors.append((values, len(values)))
-        values.append(value)
-        iters.append(iteration)
-        if len(values) >= _MAX_PENDING:
+            self._tensors.append((points, len(points) - 1))
+        if len(points) >= _MAX_PENDING:
             self._read_pending()
 
-    def _begin(self, name: str, smoothing_hint: bool) -> tuple[list[Any], list[int], bool]:
+    def _begin(self, name: str, smoothing_hint: bool) -> tuple[list[tuple[Any, int]], bool]:
         if name == "iteration":
             raise ValueError('a metric cannot be named "iteration", which is the number of its row: rename it')
-        self._pending[name] = [], [], smoothing_hint
-        return self._pending[name]
+        return self._pending.setdefault(name, ([], smoothing_hint))
 
     def put_scalars(self, *, smoothing_hint: bool = True, cur_iter: int | None = None, **kwargs: Any) -> None:
         """Add several scalars: ``storage.put_scalars(loss=loss, accuracy=0.5)``. See :meth:`put_scalar`."""
@@ -137,8 +136,7 @@ class EventStorage(MediaStorage):
 
     def latest(self) -> dict[str, tuple[float, int]]:
         """Return the last value of every scalar, and its iteration."""
-        self._read_pending()
-        kept = self._buffers.items()
+        kept = self.histories().items()
         return {name: (one.latest(), one.latest_iter()) for name, one in kept if name not in self._hidden}
 
     # Hooks of detectron2's projects read these private names, and set them to forget metrics.
@@ -211,9 +209,12 @@ class EventStorage(MediaStorage):
         copy_from_devices(tensors)
         self._rows.clear()
         self._number += 1
-        for name, (values, iters, smoothing_hint) in pending.items():
+        for name, (points, smoothing_hint) in pending.items():
+            if not points:  # another thread puts the first one
+                continue
             if name not in self._buffers:
                 self._buffers[name] = HistoryBuffer()
+            values, iters = map(list, zip(*points, strict=True))
             self._buffers[name].extend(values, iters, self._number)
             self._smoothing_hints[name] = smoothing_hint
             self._hidden.discard(name)

@@ -309,16 +309,16 @@ def as_scalar(name: str, value: Any) -> float | torch.Tensor:
         raise TypeError(f"metric {name!r} must be a number or a tensor with one element, not {value!r}") from error
 
 
-def copy_from_devices(places: Iterable[tuple[list[Any], int]]) -> None:
+def copy_from_devices(places: Iterable[tuple[list[tuple[Any, int]], int]]) -> None:
     """Replace tensors in lists by their numbers, with one stack and one copy for each device and dtype.
 
     Args:
-        places: the list of each tensor, and its index there.
+        places: the list of each tensor, with iterations, and its index there.
     """
-    groups: dict[tuple[torch.device, torch.dtype], list[tuple[list[Any], int]]] = {}
-    for values, index in places:
-        groups.setdefault((values[index].device, values[index].dtype), []).append((values, index))
+    groups: dict[tuple[torch.device, torch.dtype], list[tuple[list[tuple[Any, int]], int]]] = {}
+    for points, index in places:
+        groups.setdefault((points[index][0].device, points[index][0].dtype), []).append((points, index))
     for group in groups.values():
-        found = torch.stack([values[index] for values, index in group]).tolist()
-        for (values, index), number in zip(group, found, strict=True):
-            values[index] = float(number)
+        found = torch.stack([points[index][0] for points, index in group]).tolist()
+        for (points, index), number in zip(group, found, strict=True):
+            points[index] = float(number), points[index][1]

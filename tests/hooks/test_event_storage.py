@@ -1,6 +1,7 @@
 """Putting metrics into a storage, and reading them as series, rows, tables and state."""
 
 import math
+import sys
 import threading
 import tracemalloc
 from contextlib import suppress
@@ -178,3 +179,25 @@ def test_memory_does_not_grow_with_the_length_of_a_run(storage):
     for _ in range(1000):
         storage.put_image("image", torch.zeros(1, 1, 1))
     assert len(storage._vis_data) <= 64
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_another_thread_may_read_in_the_middle_of_a_put(number):
+    storage, lines = EventStorage(), iter(range(20))
+
+    def read(frame, event, argument):
+        if event == "line" and next(lines) == number:
+            storage.histories()
+        return read
+
+    storage.put_scalar("loss", 1.0, cur_iter=1)
+    storage.histories()
+    former = sys.gettrace()
+    sys.settrace(lambda frame, *_: read if frame.f_code is EventStorage.put_scalar.__code__ else None)
+    try:
+        storage.put_scalar("loss", 2.0, cur_iter=2)
+    finally:
+        sys.settrace(former)
+    storage.put_scalar("loss", 3.0, cur_iter=3)
+    # At most the value that is being put is lost.
+    assert storage.history("loss").values() in ([(1.0, 1), (2.0, 2), (3.0, 3)], [(1.0, 1), (3.0, 3)])
