@@ -53,7 +53,7 @@ class LRSweep:
         lrs: the learning rates, in ascending order.
         losses: the loss of the step with each rate.
         smoothed: the losses' running average.
-        suggestion: the rate at which the smoothed loss falls fastest; None if it does not fall.
+        suggestion: the rate at which the loss falls fastest; None if it does not fall.
     """
 
     lrs: list[float]
@@ -129,16 +129,24 @@ def find_lr(
         trial.register_hooks([CallbackHook(before_step=set_rate, after_step=keep_loss)])
         with suppress(FloatingPointError):
             SimpleTrainer.train(trial, 0, num_iter)
-    return LRSweep(lrs, losses, smoothed, _steepest(lrs, smoothed))
+    return LRSweep(lrs, losses, smoothed, _steepest(lrs, losses))
 
 
 def _steepest(lrs: list[float], losses: list[float]) -> float | None:
-    """Return the rate at which the losses fall fastest over log(lr), without the first tenth, which is noise."""
-    first = max(1, len(lrs) // 10)
-    slopes = {
-        i: (losses[i + 1] - losses[i - 1]) / math.log(lrs[i + 1] / lrs[i - 1]) for i in range(first, len(lrs) - 1)
-    }
-    best = min(slopes, key=slopes.__getitem__, default=None)
+    """Return the rate at which the losses fall fastest over log(lr), before they are lowest.
+
+    Single losses are noise: means and slopes are those of a fifth of the steps around a rate, without the height to
+    which the loss rises at last.
+    """
+    width = max(1, len(lrs) // 10)
+    losses = np.minimum(losses, max(losses[: 2 * width + 1], default=0.0)).tolist()
+    means, slopes = {}, {}
+    for i in range(width, len(lrs) - width):
+        near = slice(i - width, i + width + 1)
+        means[i] = np.mean(losses[near])
+        slopes[i] = np.polyfit(np.log(lrs[near]), losses[near], 1)[0]
+    lowest = min(means, key=means.__getitem__, default=0)
+    best = min((i for i in slopes if i <= lowest), key=slopes.__getitem__, default=None)
     return None if best is None or slopes[best] >= 0 else lrs[best]
 
 

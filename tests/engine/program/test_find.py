@@ -69,6 +69,19 @@ def test_the_rate_rises_exponentially_and_a_rising_loss_ends_the_sweep(tmp_path)
         find_lr(cfg, smoothing=1.0)
 
 
+class Noisy(Quadratic):
+    """Its loss depends more on the batch than on the rate."""
+
+    def forward(self, x):
+        return {"loss": super().forward(x)["loss"] + 3 * torch.rand(())}
+
+
+@pytest.mark.parametrize("seed", [8, 9, 10])
+def test_the_suggestion_does_not_follow_noise(tmp_path, seed):
+    sweep = find_lr(quadratic(tmp_path, "MODEL.NAME", f"{__name__}:Noisy", "SEED", seed), 1e-7, 10)
+    assert 0.005 < sweep.suggestion < 1.0
+
+
 def test_an_object_would_be_changed_so_its_class_is_needed(tmp_path):
     options = {"length": 3, "output_dir": tmp_path / "run", "optimizer": "SGD"}
     made = Trainer(Quadratic(), ones, **options)
