@@ -1,9 +1,12 @@
 """Build evaluators and metrics from a config."""
 
+import logging
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, SupportsFloat
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -11,12 +14,15 @@ from ...config import CfgNode, ConfigError, Registry
 from ...config.components import ComponentKey, component, default_name
 from ...config.errors import MismatchError
 from ...hooks.evaluation import flatten_names
+from .. import comm
 from ..data.batches import batch_size_of
 from ..modeling.adapters import ModelAdapter
 from ..modeling.clear_errors import describe, raise_clearer
 from ..modeling.outputs import predictions_of
 from .evaluator import Batch, DatasetEvaluator, Outputs, Results
 from .metrics import METRIC_REGISTRY, FunctionMetric, Loss, Metric, compute
+
+logger = logging.getLogger(__name__)
 
 EVALUATOR_REGISTRY = Registry("EVALUATOR", DatasetEvaluator)
 """Evaluators for ``TEST.EVALUATOR.NAME``. They receive ``TEST.EVALUATOR.ARGS``, and ``cfg``, ``dataset_name``,
@@ -116,17 +122,32 @@ class MetricsEvaluator(DatasetEvaluator):
                 raise
             numbers = _numbers(value)
             found = numbers if isinstance(value, Mapping) and name == default_name(metric) else {name: numbers}
-            for key, item in found.items():
+            for key in found:
                 if key in results:
                     raise ConfigError(f"{self.dataset_name}/{key}: two metrics have a result of this name")
-                for full, number in flatten_names({key: item}).items():
-                    if not isinstance(number, SupportsFloat):
-                        raise TypeError(f"the metric {self.dataset_name}/{full} is not a number but {number!r}")
             results.update(found)
+        flat = flatten_names(results)
+        for name, number in flat.items():
+            if not isinstance(number, SupportsFloat):
+                raise TypeError(f"the metric {self.dataset_name}/{name} is not a number but {number!r}")
+        if comm.get_world_size() > 1:
+            self._warn_of_parts({name: float(number) for name, number in flat.items()})
         for metric in self.metrics.values():
             for name, value in metric.terms().items() if isinstance(metric, Loss) else ():
                 results.setdefault(name, value)  # a metric may have the name of a term
         return {self.dataset_name: results}
+
+    def _warn_of_parts(self, results: dict[str, float]) -> None:
+        """Warn of each result that is not the same on all ranks."""
+        ranks = comm.all_gather(results)
+        for name in results:
+            values = [found.get(name, math.nan) for found in ranks]
+            if not np.allclose(values, values[0], rtol=1e-4, equal_nan=True):
+                logger.warning(
+                    "The metric %s/%s is not that of all samples: it is %s on the ranks. Let its compute() add up "
+                    "the ranks, with all_gather() of hookline.engine.comm; or use a function of all predictions",
+                    *(self.dataset_name, name, ", ".join(f"{value:.5g}" for value in values)),
+                )
 
 
 def build_evaluator(

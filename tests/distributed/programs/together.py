@@ -1,11 +1,13 @@
 """What two ranks do together outside of training steps: exchange, evaluate, predict, share a batch."""
 
 import json
+import logging
 import os
 import random
 import time
 from argparse import Namespace
 from itertools import product
+from logging.handlers import BufferingHandler
 
 import numpy as np
 import pytest
@@ -286,6 +288,35 @@ class Most(DatasetEvaluator):
 class Steps(TrainerBase):
     def run_step(self):
         torch.distributed.all_reduce(torch.ones(1))
+
+
+class OfOneRank:
+    """A metric that forgets the other ranks."""
+
+    def __init__(self):
+        self.reset()
+
+    def reset(self):
+        self.samples = 0
+
+    def update(self, preds, target):
+        self.samples += len(target)
+
+    def compute(self):
+        return self.samples
+
+
+def check_a_metric_of_one_rank_is_a_warning(folder):
+    cfg = evaluation("synthetic", 7)
+    cfg.TEST.METRICS = ["Accuracy", "together:OfOneRank"]
+    logging.disable(logging.NOTSET)
+    handler = BufferingHandler(100)
+    logging.getLogger("hookline").addHandler(handler)
+    DefaultTrainer.test(cfg, DefaultTrainer.build_model(cfg))
+    logging.getLogger("hookline").removeHandler(handler)
+    logging.disable(logging.WARNING)
+    (warning,) = [record.getMessage() for record in handler.buffer if record.levelno == logging.WARNING]
+    assert warning.startswith("The metric synthetic/of_one_rank is not that of all samples: it is 4, 3 on the ranks.")
 
 
 def check_results_that_rank_0_alone_returns_are_those_of_all(folder):
