@@ -161,7 +161,10 @@ class Duration:
         if self.unit == "s":
             raise ConfigError(f"'{self}' is a time: it has no fixed number of iterations; write {LENGTH_FORMS}")
         if iters_per_epoch is None:
-            raise ConfigError(f"'{self}': the length of an epoch of this data is unknown; use iterations")
+            raise ConfigError(
+                f"'{self}': the length of an epoch of this data is unknown; use iterations, or set "
+                "DATALOADER.ITERS_PER_EPOCH"
+            )
         return max(1, round(self.value * iters_per_epoch))
 
     @property

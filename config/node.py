@@ -317,6 +317,11 @@ class CfgNode(_FvcoreCfgNode):
                 typed = Typed("", str)
             if decode and isinstance(value, str) and typed.type is not str:
                 value, decode = literal(value), False
+                if typed.type is not object and isinstance(value, str) and value.startswith(("[", "{")):
+                    raise ConfigError(
+                        f"{full_key}: {value} cannot be read: put each name in it in quotes, and all of it in quotes "
+                        """for the shell, such as '["a"]' or '{"NAME": "a"}'"""
+                    )
             if _is_section(value) and typed.type in (CfgNode, object):
                 if not isinstance(old, CfgNode):
                     old = type(self)(new_allowed=True)

@@ -75,7 +75,7 @@ class StopRequest:
 def log_error(error: BaseException, iteration: int) -> None:
     """Log what ended training, and add the user's last line to an error that a library raised, as its last line.
 
-    The console gets the message alone, as Python shows the traceback when the program ends.
+    The console gets the message alone, as Python shows the traceback when the program ends, with that of a worker.
     """
     kind = type(error).__name__
     if not isinstance(error, Exception):
@@ -87,8 +87,9 @@ def log_error(error: BaseException, iteration: int) -> None:
         last = users[-1]
         error.add_note(f'your line: File "{last.filename}", line {last.lineno}, in {last.name}: {last.line}')
     text = f"Exception during training, at iteration {iteration}"
+    message = str(error).partition("\nOriginal Traceback")[0]
     level = logging.DEBUG if isinstance(error, ConfigError) else logging.ERROR  # a ConfigError's message is enough
-    logger.log(level, text, exc_info=error, extra={"console": f"{text}: {kind}: {error}"})
+    logger.log(level, text, exc_info=error, extra={"console": f"{text}: {kind}: {message}"})
 
 
 def as_failure(error: SystemExit, iteration: int) -> RuntimeError:

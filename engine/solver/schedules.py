@@ -108,7 +108,7 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer | OptimizerList) -> An
         return schedule
     if solver.WARMUP_ITERS >= solver.MAX_ITER:
         logger.warning(
-            "SOLVER.WARMUP_ITERS (%d) is not less than MAX_ITER (%d): the whole run is warm-up",
+            "SOLVER.WARMUP_ITERS (%d) is not less than MAX_ITER (%d): the whole run is warm-up; 0 turns it off",
             solver.WARMUP_ITERS,
             solver.MAX_ITER,
         )

@@ -1,6 +1,7 @@
 import copy
 import logging
 import pickle
+import re
 
 import pytest
 
@@ -26,6 +27,12 @@ def cfg():
     cfg.LOADER.SAMPLER_TRAIN = "Epoch"
     cfg.LOADER.SAMPLER_ARGS = CfgNode(new_allowed=True)
     return cfg
+
+
+@pytest.mark.parametrize(("key", "text"), [("HOOKS", "[{NAME: EMA}]"), ("MODEL.ARGS", "{depth: 3}")])
+def test_a_list_without_quotes_says_where_they_go(key, text):
+    with pytest.raises(ConfigError, match=rf"{key}: {re.escape(text)} cannot be read: put each name in it in quotes"):
+        get_cfg().merge_from_list([key, text])
 
 
 def test_reading_a_missing_key_suggests_and_hasattr_works(cfg):

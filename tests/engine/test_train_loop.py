@@ -385,6 +385,31 @@ MyTrainer().train(0, 4)
 """
 
 
+BAD_SAMPLE = """
+import torch
+from torch import nn
+from hookline import Trainer
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        raise KeyError("label")
+
+if __name__ == "__main__":
+    Trainer(nn.Linear(2, 1), Rows(), loss=nn.MSELoss(), length=1, batch_size=2, num_workers=1).train()
+"""
+
+
+def test_the_traceback_of_a_worker_is_shown_once(tmp_path):
+    (tmp_path / "bad_sample.py").write_text(BAD_SAMPLE)
+    output = complete([sys.executable, "bad_sample.py"], tmp_path, code=1)
+    assert output.count("Original Traceback") == output.count("KeyError: 'label'") == 1
+    assert "ERROR: Exception during training, at iteration 0: KeyError: Caught KeyError in DataLoader worker" in output
+    assert "Original Traceback" in (tmp_path / "output" / "log.txt").read_text()
+
+
 def test_any_trainer_logs_to_the_console_and_a_failing_step_is_shown_once(tmp_path):
     (tmp_path / "fails.py").write_text(FAILS)
     output = complete([sys.executable, "fails.py"], tmp_path, code=1)
