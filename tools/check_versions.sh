@@ -9,7 +9,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-pairs=("python3.11 2.6.0" "python3.13 2.13.0")
+pairs=("python3.11 2.6.0" "python3.14 2.15.0")
 if [ $# -gt 0 ]; then pairs=("$*"); fi
 # Packages of the extras that have wheels for every Python here; the tests of the others are skipped.
 packages=(matplotlib numpy omegaconf pandas pillow pytest pytest-timeout pytest-xdist safetensors

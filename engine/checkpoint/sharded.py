@@ -104,7 +104,7 @@ def write_folder(path: str, state: object, shards: Mapping[Keys, "DTensor"], gro
         with fail_together(group):
             writer = dcp.FileSystemWriter(temporary, sync_files=True)
             writer.fs = _FileSystem()
-            dcp.save(nested(shards), storage_writer=writer, process_group=group, no_dist=False)
+            dcp.save(nested(shards), storage_writer=writer, process_group=group)
             names = [name for name in os.listdir(temporary) if name.startswith(f"__{comm.get_rank()}_")]
             if main:
                 names += [".metadata", STATE_FILE]

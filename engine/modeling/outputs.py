@@ -195,7 +195,9 @@ class Terms(TorchFunctionMode):
         reduction = wanted["reduction"]
         count = count_of_mean(func, wanted) if reduction == "mean" else "sum" if reduction == "sum" else None
         # Not in a checkpointed part, which is computed once more without this mode, and has to save the same tensors.
-        checkpointed = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        # Before torch 2.8, which can ask for it, that is torch's error.
+        top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+        checkpointed = top is not None and top(True) is not None
         if isinstance(count, Tensor) and "ignore_index" in wanted and not checkpointed:
             wanted["reduction"] = "sum"
             total = func(*given.args, **given.kwargs)

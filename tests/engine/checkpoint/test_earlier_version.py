@@ -9,6 +9,8 @@ from small_runs import mlp_config, trainer_of
 
 from hookline.hooks import CallbackHook
 
+# Of 2.13 are the checkpoints. Earlier ones draw other numbers for dropout.
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 FOLDER = Path(__file__).parents[2] / "data/checkpoints"
 STOPPING = {"NAME": "EarlyStopping", "ARGS": {"metric": "synthetic/accuracy", "patience": 2, "min_delta": 1}}
 BEST = ["CHECKPOINT.BEST.METRIC", "synthetic/accuracy"]
@@ -58,7 +60,7 @@ def test_a_run_continues_as_if_it_had_never_stopped(tmp_path, name, length):
     trainer = resumed(tmp_path, name, "SOLVER.MAX_ITER", length)
     assert trainer.start_iter == RUNS[name][2]
     assert trainer.train().iteration == length
-    if name != "completed":  # its schedule was that of a shorter run
+    if name != "completed" and TORCH >= (2, 13):  # its schedule was that of a shorter run
         whole = make(tmp_path / "whole", name, resume=False)
         whole.train()
         # Another release of torch rounds in another way; a lost step or rate makes a far larger difference.

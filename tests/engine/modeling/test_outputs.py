@@ -144,6 +144,7 @@ def test_the_metric_is_the_loss_of_the_whole_set(name):
     assert own_metric.compute() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.skipif(not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"), reason="torch before 2.8")
 def test_a_checkpointed_part_of_a_model_may_compute_its_loss():
     def loss(scores, labels):
         return checkpoint(F.cross_entropy, scores, labels, use_reentrant=False)

@@ -12,7 +12,7 @@ from hookline.engine.setup.check import check_config
 from hookline.engine.solver import build_lr_scheduler, build_optimizer
 from hookline.engine.solver.clipping import clipper_of
 
-FUSED = {"SGD", "Adam", "AdamW", "Adagrad"}
+FUSED = {"SGD", "Adam", "Adagrad", *("AdamW",) * issubclass(torch.optim.AdamW, torch.optim.Adam)}  # not in torch 2.6
 TORCHS = [n for n, o in vars(torch.optim).items() if isinstance(o, type) and issubclass(o, torch.optim.Optimizer)]
 
 

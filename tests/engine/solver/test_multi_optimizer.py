@@ -28,7 +28,7 @@ def test_a_part_has_its_own_optimizer_rate_and_schedule_or_those_of_solver():
     assert isinstance(optimizer, OptimizerList)
     assert list(optimizer.named) == ["critic", "generator"]
     assert (type(optimizer["critic"]), type(optimizer[1])) == (torch.optim.Adam, torch.optim.SGD)
-    assert optimizer["critic"].defaults["betas"] == (0.5, 0.9)
+    assert tuple(optimizer["critic"].defaults["betas"]) == (0.5, 0.9)
     own = [parameter for group in optimizer["generator"].param_groups for parameter in group["params"]]
     assert own == list(model.generator.parameters())
     schedules = build_lr_scheduler(cfg, optimizer)
