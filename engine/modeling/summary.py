@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
@@ -16,12 +17,15 @@ _MAX_SHOWN = 12  # of the table on the console
 
 
 def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return a model's layers by name, as deep as there are at most 12. A layer with own weights is not divided."""
+    """Return a model's layers by name, as deep as there are at most 12.
+
+    A layer with own weights, and one of TorchScript, whose layers have no hooks, is not divided.
+    """
     layers, deeper = list[tuple[str, nn.Module]](), list(model.named_children())
     while deeper != layers and len(deeper) <= _MAX_SHOWN:
         layers, deeper = deeper, []
         for name, layer in layers:
-            if layer._parameters or not layer._modules:
+            if layer._parameters or not layer._modules or isinstance(layer, ScriptModule):
                 deeper.append((name, layer))
                 continue
             for part, child in layer.named_children():

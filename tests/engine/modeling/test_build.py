@@ -157,6 +157,13 @@ def test_small_models_are_shown_with_the_shapes_of_the_first_batch_and_nothing_i
     torch.testing.assert_close(train(False), shown, rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_layer_of_torchscript_is_one_row_of_the_table(log):
+    model = nn.Sequential(torch.jit.trace(nn.Sequential(nn.Linear(4, 2)), torch.ones(3, 4)))
+    logs_shapes(model, model)(torch.ones(3, 4))
+    assert "(3, 2)          10" in log.text
+
+
 @pytest.mark.parametrize(
     "compiled", [torch.compile, lambda model: nn.Sequential(torch.compile(model)), nn.Module.compile]
 )
