@@ -19,6 +19,7 @@ from typing import Any, Literal, Never, Self
 
 from ..config import ConfigError
 from ..hooks.base import HookBase, StopTraining  # noqa: F401 (detectron2 has HookBase in this module)
+from ..hooks.common import OpenStorage
 from ..hooks.event_storage import EventStorage, get_event_storage
 from ..hooks.functions import on_event
 from ..hooks.hook_list import HookList, WithHooks
@@ -67,14 +68,14 @@ class TrainerBase(WithHooks):
         epoch: the current pass over the data, from 0.
         iters_per_epoch: iterations in one pass, or None if unknown.
         epoch_ended: whether the current step is the last of its epoch.
-        storage: the metrics of the run.
+        storage: the metrics of the run; before the first ``train()``, those of a run that calls this trainer's step.
         requests: what is asked for at the end of this step, on all ranks: "eval", "write", "save".
         ending: whether the loop has ended: ``after_train``, the last metrics and the last checkpoint follow.
         run_complete: whether all is done, with the last evaluation and checkpoint, here or in the loaded checkpoint.
         comm: the module of ranks, for hooks.
     """
 
-    storage: EventStorage
+    storage: EventStorage = OpenStorage()  # type: ignore[assignment]
     epoch: int = 0
     iters_per_epoch: int | None = None
     epoch_ended: bool = False

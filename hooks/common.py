@@ -19,10 +19,19 @@ from torch import nn
 
 from ..config import suggest
 from ..config.errors import MismatchError, as_config_error
+from .event_storage import EventStorage, get_event_storage
 from .protocol import TrainerProtocol
 
 # Parts of names that torch.compile, FSDP and activation checkpointing add.
 _WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+
+
+class OpenStorage:
+    """``storage`` of a trainer that has none, because another trainer calls its ``run_step``: that of the run."""
+
+    def __get__(self, trainer: object, owner: type | None = None) -> EventStorage:
+        return get_event_storage()
+
 
 # ---------------------------------------------------------------------------- batches and sharded tensors
 

@@ -284,6 +284,23 @@ def test_an_inner_trainers_events_metrics_and_state_are_used(make, tmp_path):
         make(WithoutInit)._trainer = Net()
 
 
+@pytest.mark.parametrize("kind", [SimpleTrainer, AMPTrainer, Accumulating])
+def test_a_trainer_base_calls_the_step_of_another_trainer(kind):
+    class Outer(TrainerBase):
+        def __init__(self):
+            super().__init__()
+            model = Net()
+            self.inner = kind(model, batches(size=4), torch.optim.SGD(model.parameters(), 0.1))
+
+        def run_step(self):
+            self.inner.run_step()
+
+    trainer = Outer()
+    for end in (3, 5):  # a second run has its own storage
+        trainer.train(end - 2, end)
+        assert trainer.storage.latest()["loss_a"][1] == end - 1
+
+
 def test_a_failure_in_an_own_loop_leaves_no_final_checkpoint(make, tmp_path):
     class Failing(OwnLoop):
         def run_step(self):
