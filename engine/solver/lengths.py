@@ -183,7 +183,7 @@ def check_kept_schedules(trainer: ConfiguredTrainer, before: CfgNode, now: CfgNo
 
     Raises:
         ConfigError: one was built from a setting that has changed, such as an argument "end" of a longer run; or a
-            longer run has one, and one of hookline's, too.
+            longer run has one, and one of hookline's, too, or OneCycleLR, which cannot be stepped beyond its end.
     """
     schedules = schedulers_of(trainer.scheduler)
     kept = [type(one).__name__ for one in schedules if not isinstance(one, LRMultiplier)]
@@ -192,7 +192,9 @@ def check_kept_schedules(trainer: ConfiguredTrainer, before: CfgNode, now: CfgNo
     changed = [key for key in ("BASE_LR", "LR_SCHEDULER_ARGS", "OPTIMIZERS") if not same(before.get(key), now[key])]
     if before.MAX_ITER < now.MAX_ITER:
         changed.append("MAX_ITER")
-    if changed == ["MAX_ITER"] and len(kept) == len(schedules):
+    by_iteration = now.LR_SCHEDULER_INTERVAL == "iteration"
+    ends = by_iteration and any(getattr(one, "total_steps", now.MAX_ITER) < now.MAX_ITER for one in schedules)
+    if changed == ["MAX_ITER"] and len(kept) == len(schedules) and not ends:
         logger.warning(
             "SOLVER.MAX_ITER: %s stays as it was built, for a run of %d iterations", ", ".join(kept), before.MAX_ITER
         )

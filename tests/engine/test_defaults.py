@@ -205,6 +205,7 @@ def linear(optimizer, num_steps):
     [
         ("torch.optim.lr_scheduler:CosineAnnealingLR", {"T_max": "end"}, "after the end", "CosineAnnealingLR"),
         ("torch.optim.lr_scheduler:OneCycleLR", {"max_lr": 0.1, "total_steps": "end"}, "in a resume", "OneCycleLR"),
+        ("torch.optim.lr_scheduler:OneCycleLR", {"max_lr": 0.1, "total_steps": 12}, "in a resume", "OneCycleLR cannot"),
         (f"{__name__}:linear", {"num_steps": "end"}, "in a resume", "LambdaLR cannot follow"),
     ],
 )
