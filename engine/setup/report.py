@@ -119,7 +119,9 @@ def log_start(trainer: ConfiguredTrainer, again: bool = False) -> None:
         offset = 0 if trainer.lengths is None else trainer.lengths.offset
         epochs = f" ({(trainer.max_iter - offset) / length:.4g} epochs)"
     data, device = trainer.cfg.DATALOADER, trainer.device or trainer.device_type
-    size = f"at most {data.MAX_TOKENS:,} tokens" if data.MAX_TOKENS else f"{data.BATCH_SIZE} samples"
+    own = getattr(getattr(trainer, "data_loader", None), "batch_size", None)  # of a loader of build_train_loader()
+    samples = own * comm.get_data_size() if own else data.BATCH_SIZE
+    size = f"at most {data.MAX_TOKENS:,} tokens" if data.MAX_TOKENS else f"{samples} samples"
     logger.info("Training for %d iterations%s, %s each, on %s", trainer.max_iter, epochs, size, device)
 
 

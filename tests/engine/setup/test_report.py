@@ -4,8 +4,11 @@ import logging
 import re
 
 import pytest
-from one_call import one_call, points
+from one_call import QUIET, Net, X, Y, one_call, points
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+from hookline.engine import Trainer
 from hookline.hooks import CallbackHook
 
 
@@ -37,6 +40,17 @@ def test_the_start_shows_data_hooks_and_model_and_the_end_the_best(make, log_of,
     trainer.train()
     assert "To resume: the same script with trainer.train(resume=True)" in log_of("run")
     assert log_of("run").count("Model: ") == 1  # only at the first start
+
+
+class OwnLoader(Trainer):
+    @classmethod
+    def build_train_loader(cls, cfg):
+        return DataLoader(TensorDataset(X, Y), batch_size=6)
+
+
+def test_the_batch_size_is_that_of_a_loader_of_ones_own(log_of, tmp_path):
+    OwnLoader(Net, None, loss=nn.CrossEntropyLoss(), length=4, output_dir=tmp_path / "run", config=QUIET).train()
+    assert "Training for 4 iterations (1 epochs), 6 samples each, on cpu" in log_of("run")
 
 
 def test_each_log_has_only_its_own_run(make, log_of):
