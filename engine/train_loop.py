@@ -61,8 +61,7 @@ class TrainerBase(WithHooks):
 
     Attributes:
         iter: the current iteration; the number of finished ones when the loop has ended.
-        start_iter: the first iteration of this run.
-        finished_iter: the last finished iteration.
+        start_iter, finished_iter: the first iteration of this run, and the last finished one.
         max_iter: the end of the run. If it is changed during training, hooks get ``set_max_iter(max_iter)``.
         step_start: when ``before_step`` of the hooks was called, as ``time.perf_counter()``.
         epoch: the current pass over the data, from 0.
