@@ -67,7 +67,9 @@ def components(value: object, more: Collection[str] = ()) -> None:
         ConfigError: it is not a list or tuple, or an entry is not a component; the message gives its index.
     """
     if not isinstance(value, list | tuple):
-        hint = f"[{value}]" if isinstance(value, str) else "[{NAME: ..., ARGS: {...}}]"
+        hint = f'["{value}"]' if isinstance(value, str) else "[{NAME: ..., ARGS: {...}}]"
+        if isinstance(value, str) and value.startswith("["):  # of the command line, whose values are Python's
+            hint = """'["A", {"NAME": "B"}]', with all quotes"""
         raise ConfigError(f"expected a list of components, got {value!r}; write {hint}")
     for index, entry in enumerate(value):
         try:

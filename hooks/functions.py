@@ -115,8 +115,8 @@ def check_arguments(function: Callable[..., object], event: str) -> None:
     """
     if event not in EVENTS:
         raise ConfigError(
-            f"there is no event {event!r}{suggest(event, EVENTS)}. For an event of your own, write a HookBase with a "
-            "method of that name"
+            f"there is no event {event!r}{suggest(event, EVENTS)} (For an event of your own, write a HookBase with a "
+            "method of that name)"
         )
     names = ["trainer", *list(inspect.signature(getattr(HookBase, event)).parameters)[1:]]
     try:

@@ -71,7 +71,7 @@ MODEL = [
 ]
 DATA = [
     ("DATASETS: {TRAIN: [synthetics]}", "unknown dataset 'synthetics'; did you mean 'synthetic'?"),
-    ("DATASETS: {TRAIN: synthetic}", "expected a list of components, got 'synthetic'; write [synthetic]"),
+    ("DATASETS: {TRAIN: synthetic}", "expected a list of components, got 'synthetic'; write [\"synthetic\"]"),
     ("DATASETS: {TRAIN: []}", "DATASETS.TRAIN: is not set; give a --config-file that sets it"),
     ("DATASETS: {TRAIN: [{NAME: synthetic, ARGS: {sise: 3}}]}", "takes no argument 'sise'; did you mean 'size'?"),
     ("DATASETS: {TRAIN: ['wrong_parts:MissingFile']}", "No such file or directory: 'no/such/file.csv' (wrong_"),
@@ -105,6 +105,7 @@ HOOKS = [
     ("HOOKS: {EMA: {decay: 0.9}}", "expected a list of components, got {'EMA': {'decay': 0.9}}; write [{NAME: ..., AR"),
     ("HOOKS: [{NAM: EMA}]", "a component here has the keys NAME, ARGS, not 'NAM'; did you mean 'NAME'?"),
     ("HOOKS: [{NAME: EMA, ARGS: {deacy: 1}}]", "EMA takes no argument 'deacy'; did you mean 'decay'?"),
+    ("HOOKS: '[{NAME: EMA}]'", """got '[{NAME: EMA}]'; write '["A", {"NAME": "B"}]', with all quotes"""),
     ("HOOKS: [{NAME: EMA, ARGS: {decay: 2.0}}]", "HOOKS[0] (EMA): EMA: decay must be at least 0 and less than 1"),
     ("HOOKS: [{NAME: EvalHook, ARGS: {period: 3}}]", "HOOKS[0].ARGS.period: EvalHook takes no argument"),
     ("HOOKS: ['wrong_parts:Watcher']", "HOOKS[0].ARGS.every: Watcher needs the argument 'every', which is not given"),
