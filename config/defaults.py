@@ -316,8 +316,8 @@ _C.PARALLEL.ARGS = CN(new_allowed=True)
 _C.PARALLEL.TIMEOUT = Typed("30min", Duration.parse_time)
 _C.register_renamed_key("MODEL.META_ARCHITECTURE", "MODEL.NAME")
 _C.register_renamed_key("SOLVER.IMS_PER_BATCH", "DATALOADER.BATCH_SIZE")
-_GRAPHS = 'set ENABLED to True, and ARGS.mode to "reduce-overhead", which captures CUDA graphs'
-_C.register_renamed_key("SOLVER.CUDA_GRAPH", "MODEL.COMPILE", _GRAPHS)
+_GRAPHS = 'set it to True, and MODEL.COMPILE.ARGS.mode to "reduce-overhead", which captures CUDA graphs'
+_C.register_renamed_key("SOLVER.CUDA_GRAPH", "MODEL.COMPILE.ENABLED", _GRAPHS)
 _C.register_renamed_key("SOLVER.COMPILE_STEP", "MODEL.COMPILE.ENABLED")
 _C.register_renamed_key("SOLVER.COMPILE_STEP_ARGS", "MODEL.COMPILE.ARGS")
 

@@ -308,8 +308,10 @@ class CfgNode(_FvcoreCfgNode):
                     continue
                 if root.key_is_renamed(full_key):
                     new = vars(root)[root.RENAMED_KEYS][full_key]
-                    new = new if isinstance(new, str) else ": ".join(new)
-                    raise UnknownKeyError(f"{full_key} was renamed to {new}")
+                    name, hint = (new, "") if isinstance(new, str) else (new[0], f": {new[1]}")
+                    if not value and dict(root.walk()).get(name) == value:  # off, in the config.yaml of an earlier run
+                        continue
+                    raise UnknownKeyError(f"{full_key} was renamed to {name}{hint}")
                 if not self.is_new_allowed():
                     raise _unknown_key(root, full_key, "." in key, value)
             typed = self.typed(key)

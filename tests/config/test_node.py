@@ -245,6 +245,12 @@ def test_renamed_keys_are_set_and_read_under_both_names(copied, caplog):
         cfg.SOLVER.IMS_PER_BATCH = 2
 
 
+def test_the_config_of_an_earlier_run_may_hold_old_keys_that_were_off(write):
+    before = (cfg := get_cfg()).dump()
+    cfg.merge_from_file(write("SOLVER: {COMPILE_STEP: false, COMPILE_STEP_ARGS: {}, CUDA_GRAPH: false}"))
+    assert cfg.dump() == before
+
+
 def test_a_default_section_that_is_replaced_keeps_the_default_keys():
     cfg = get_cfg()
     cfg.SOLVER = CfgNode({"BASE_LR": 1})

@@ -60,7 +60,7 @@ MODEL = [
     ("MODEL: {INPUT_MAPPING: {pixels: x}}", "MODEL.INPUT_MAPPING: MLP takes no 'x'. It takes: input"),
     ("MODEL: {NAME: 'wrong_parts:ReturnsNothing'}", "the model returned None: its forward() has no return statement"),
     ("SOLVER: {COMPILE_STEP: True}", "SOLVER.COMPILE_STEP was renamed to MODEL.COMPILE.ENABLED"),
-    ("SOLVER: {CUDA_GRAPH: True}", "SOLVER.CUDA_GRAPH was renamed to MODEL.COMPILE: set ENABLED to True, and ARGS"),
+    ("SOLVER: {CUDA_GRAPH: True}", "SOLVER.CUDA_GRAPH was renamed to MODEL.COMPILE.ENABLED: set it to True, and MODEL"),
     ("MODEL: {LOSS: {NAME: CrossEntropy}}", "MODEL.LOSS.NAME: unknown loss 'CrossEntropy'; did you mean 'CrossEntrop"),
     ("MODEL: {LOSS: {ARGS: {smoothing: 0.1}}}", "takes no argument 'smoothing'; did you mean 'label_smoothing'?"),
     ("MODEL: {LOSS: CrossEntropyLoss}", "MODEL.LOSS: expected a mapping of keys, got 'CrossEntropyLoss' (str); set"),
