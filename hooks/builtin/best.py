@@ -154,7 +154,7 @@ class BestCheckpointer(HookBase):
             loss.load_from(content)
         self.trainer.emit("after_load_best")
         value, self.loaded_iter = self.best[0]
-        logger.info("The model has the best weights: %s, iteration %d, %s: %.5g", path, self.loaded_iter, name, value)
+        logger.info("The model has the best weights, of iteration %d, %s: %.5g", self.loaded_iter, name, value)
 
     # ------------------------------------------------------------------ choosing
 

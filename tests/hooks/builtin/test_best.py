@@ -138,12 +138,14 @@ FIRST = {1: 0.5, 3: 0.6, 7: 0.9}  # the checkpoint of 5 lists 0.6 as the best; t
         (2, FIRST, {7: 0.4}, [(0.6, 3), (0.5, 1)]),  # another value at the same iteration
     ],
 )
-def test_a_resumed_run_keeps_the_files_of_its_own_list(train, keep, first, then, best):
+def test_a_resumed_run_keeps_the_files_of_its_own_list(train, keep, first, then, best, caplog):
+    caplog.set_level("INFO")
     train(first, fail_at=9, keep=keep)
     _, checkpointer, hook = train(then, keep=keep, load_at_end=True)
     assert hook.best == best
     assert kept(checkpointer).items() >= files_of(best).items()  # the file of 7 stays if it is not in the new list
     assert hook.loaded_iter == best[0][1]
+    assert f"The model has the best weights, of iteration {best[0][1]}, metric: {best[0][0]}" in caplog.text
 
 
 def test_a_longer_run_does_not_take_its_weights_for_those_of_the_last_evaluation(make):
