@@ -177,7 +177,12 @@ class Registry:
             later = (None,) * self._function_of
             _, keywords = bind(target, args, positional=later, offered=self._by_name, key=own, label=label)
             return target, None, {name: value for name, value in keywords.items() if name in args}
-        return target, *bind(target, args, positional=positional, offered=offered, key=own, label=label)
+        try:
+            return target, *bind(target, args, positional=positional, offered=offered, key=own, label=label)
+        except ConfigError as error:
+            if self._function_of and not isinstance(target, type):  # perhaps it was meant to be the component itself
+                error.args = (f"{error}{self._hint}",)
+            raise
 
     def _is_itself(self, target: Any, args: _Arguments) -> bool:
         """Whether a function is the component, and does not build it."""

@@ -116,6 +116,10 @@ HOOKS = [
     ("HOOKS: [{NAME: EarlyStopping, ARGS: {metric: synthetic/acuracy}}]", "did you mean 'synthetic/accuracy'?"),
     ("LOG: {WRITERS: [Tensorboard]}", "unknown writer 'Tensorboard'; did you mean 'TensorboardXWriter'?"),
     ("TEST: {METRICS: [Acuracy]}", "unknown metric 'Acuracy'; did you mean 'Accuracy'?"),
+    (
+        "TEST: {METRICS: ['wrong_parts:one_argument']}",
+        "A function that computes one takes two arguments, outputs and targets",
+    ),
     ("TEST: {METRICS: []}", "TEST.METRICS is empty"),
     ("TEST: {EXPECTED_RESULTS: [[synthetic, accuracy, 0.9]]}", "is not [set, metric, expected value, tolerance]"),
     ("TEST: {EXPECTED_RESULTS: [[synthetic, accuracy, '0.9', 0.1]]}", "['synthetic', 'accuracy', '0.9', 0.1] is not ["),
