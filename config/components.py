@@ -68,8 +68,6 @@ def components(value: object, more: Collection[str] = ()) -> None:
     """
     if not isinstance(value, list | tuple):
         hint = f'["{value}"]' if isinstance(value, str) else "[{NAME: ..., ARGS: {...}}]"
-        if isinstance(value, str) and value.startswith("["):  # of the command line, whose values are Python's
-            hint = """'["A", {"NAME": "B"}]', with all quotes"""
         raise ConfigError(f"expected a list of components, got {value!r}; write {hint}")
     for index, entry in enumerate(value):
         try:

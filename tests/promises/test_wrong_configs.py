@@ -105,7 +105,6 @@ HOOKS = [
     ("HOOKS: {EMA: {decay: 0.9}}", "expected a list of components, got {'EMA': {'decay': 0.9}}; write [{NAME: ..., AR"),
     ("HOOKS: [{NAM: EMA}]", "a component here has the keys NAME, ARGS, not 'NAM'; did you mean 'NAME'?"),
     ("HOOKS: [{NAME: EMA, ARGS: {deacy: 1}}]", "EMA takes no argument 'deacy'; did you mean 'decay'?"),
-    ("HOOKS: '[{NAME: EMA}]'", """got '[{NAME: EMA}]'; write '["A", {"NAME": "B"}]', with all quotes"""),
     ("HOOKS: [{NAME: EMA, ARGS: {decay: 2.0}}]", "HOOKS[0] (EMA): EMA: decay must be at least 0 and less than 1"),
     ("HOOKS: [{NAME: EvalHook, ARGS: {period: 3}}]", "HOOKS[0].ARGS.period: EvalHook takes no argument"),
     ("HOOKS: ['wrong_parts:Watcher']", "HOOKS[0].ARGS.every: Watcher needs the argument 'every', which is not given"),
