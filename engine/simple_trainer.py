@@ -233,8 +233,7 @@ class SimpleTrainer(TrainerBase):
         return loss_dict
 
     def forward(self, batch: Any) -> dict[str, torch.Tensor]:
-        """Return the losses of a batch by name, and ``num_items`` if the model or loss counts its items. A subclass may
-        return one loss alone, a scalar tensor."""
+        """Return a batch's losses by name, and ``num_items`` if items are counted; a subclass may return one loss."""
         try:
             if self.precision is None:
                 return self.adapter.losses(self.model, batch)
@@ -323,8 +322,7 @@ class SimpleTrainer(TrainerBase):
         self.before_epoch()
         self.batches.begin_epoch()  # of another loader, if a hook has replaced it
         if self._pending_rng is not None:
-            # In the middle of an epoch its iterator existed before the state was saved.
-            self.batches.prepare(self.accumulation_steps)
+            self.batches.prepare(self.accumulation_steps)  # an epoch's iterator existed before the state was saved
             restore_rng(self._pending_rng)
             self._pending_rng = None
 

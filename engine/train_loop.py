@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
-from operator import attrgetter
 from typing import Any, Literal, Never, Self
 
 from ..config import ConfigError
 from ..hooks.base import HookBase, StopTraining  # noqa: F401 (detectron2 has HookBase in this module)
-from ..hooks.common import OpenStorage
+from ..hooks.common import CurrentStorage
 from ..hooks.event_storage import EventStorage, get_event_storage
 from ..hooks.functions import on_event
 from ..hooks.hook_list import HookList, WithHooks
@@ -43,12 +42,10 @@ class LoopState:
     storage: EventStorage | None = None  # the metrics, with which the next train() continues; None in a new run
     sync: RankSync | None = None  # exchanges requests with other ranks; None outside of training, and with one rank
     began: float = field(default_factory=time.monotonic)
-    step_start: float = field(default_factory=time.perf_counter)
     in_step: bool = False  # whether before_step was called, and after_step not yet
     begins_epoch: bool = True  # whether the next step is the first one of its epoch, or of this train()
     prepared: dict[Request, int] = field(default_factory=dict)  # the iteration of the last prepare_for
-    # Exceptions that may be on their way in after_train without being an error of the run.
-    other_errors: list[BaseException | None] = field(default_factory=list)
+    other_errors: list[BaseException | None] = field(default_factory=list)  # may be on their way; not of the run
     storage_at_end: Mapping[str, Any] | None = None  # the storage's state when the loop of a stopped run ended
     of_ranks: tuple[int, Mapping[str, Any]] = (-1, {})  # an iteration, and what its checkpoint holds of each rank
 
@@ -74,13 +71,13 @@ class TrainerBase(WithHooks):
         comm: the module of ranks, for hooks.
     """
 
-    storage: EventStorage = OpenStorage()  # type: ignore[assignment]
+    storage: EventStorage = CurrentStorage()  # type: ignore[assignment]
     epoch: int = 0
     iters_per_epoch: int | None = None
     epoch_ended: bool = False
     comm = comm
     on = on_event
-    step_start = property(attrgetter("_loop.step_start"))
+    step_start: float = 0.0
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         trainer = super().__new__(cls)
@@ -90,13 +87,13 @@ class TrainerBase(WithHooks):
     def __init__(self) -> None:
         self.hooks = HookList(self)
         self.requests: set[Request] = set()
+        self.iter: int = 0
         self._max_iter: int = 0
         self._loop = LoopState()
         self._reset(0)
 
     def _reset(self, start_iter: int) -> None:
         """Set the state of a run in which nothing has happened yet."""
-        self.iter: int = start_iter
         self.start_iter: int = start_iter
         self.finished_iter: int = start_iter - 1
         self.ending = self.run_complete = False
@@ -152,9 +149,7 @@ class TrainerBase(WithHooks):
     def before_step(self) -> None:
         """Begin a step, and call ``before_step`` of all hooks."""
         if not self.hooks.running:  # a loop of its own, without before_train()
-            iteration = self.iter
             TrainerBase.before_train(self)
-            self.iter = iteration
         loop, cls = self._loop, type(self)
         if loop.in_step and self.finished_iter < self.start_iter and cls.after_step is not TrainerBase.after_step:
             raise not_called(cls.__name__, "after_step")
@@ -166,7 +161,7 @@ class TrainerBase(WithHooks):
         if loop.begins_epoch:
             loop.begins_epoch = False
             self._begin_epoch()
-        loop.step_start = time.perf_counter()
+        self.step_start = time.perf_counter()
         if self.hooks.listeners["before_step"]:
             self.hooks.call("before_step")
 

@@ -26,7 +26,7 @@ from .protocol import TrainerProtocol
 _WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 
-class OpenStorage:
+class CurrentStorage:
     """``storage`` of a trainer that has none, because another trainer calls its ``run_step``: that of the run."""
 
     def __get__(self, trainer: object, owner: type | None = None) -> EventStorage:

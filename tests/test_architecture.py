@@ -151,7 +151,7 @@ LIMITS = {
     "step": (43, 19, 40),
     "save": (88, 23, 71),
     "resume": (137, 34, 125),
-    "attributes": (34,),
+    "attributes": (35,),
 }
 
 
