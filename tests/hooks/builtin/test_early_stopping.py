@@ -47,6 +47,12 @@ def test_it_stops_after_so_many_evaluations_without_an_improvement(values, argum
     assert (trainer.iter, stopping.best) == (iteration, best)
 
 
+@pytest.mark.parametrize(("period", "warnings"), [(0, 1), (1, 0)])
+def test_one_evaluation_at_the_end_cannot_stop_a_run(caplog, period, warnings):
+    make_trainer(EvalHook(period, lambda: {"val": {"a": 1}}), EarlyStopping("val/a")).train(0, 3)
+    assert caplog.text.count("EarlyStopping could not stop the run, which was evaluated only at its end") == warnings
+
+
 def test_a_resume_that_stops_at_once_does_not_save_again(tmp_path):
     def run(resume):
         trainer = make_trainer(EvalHook(1, lambda: {"val": {"a": 1}}), EarlyStopping("val/a", patience=2))
