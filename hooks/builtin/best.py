@@ -90,6 +90,7 @@ class BestCheckpointer(HookBase):
         # Iterations of the files that this run has written. In the state, so that a resumed run removes them too.
         self._written: set[int] = set()
         self._checked: Entry | None = None
+        self._at_start: Entry | None = None
         self._warned = False
         self.loaded_iter: int | None = None
         """The iteration whose weights were loaded at the end; None: none were."""
@@ -98,9 +99,9 @@ class BestCheckpointer(HookBase):
 
     def before_train(self) -> None:
         self._every.start()
-        self._checked = self.loaded_iter = None
+        self._checked = self._at_start = self.loaded_iter = None
         if self.trainer.start_iter and self._monitor.function is None:
-            self._checked = self._monitor.value(self.trainer)  # an older value, of weights that are gone
+            self._at_start = self._monitor.value(self.trainer)
         if self._reset_on_train:
             self.reset_state()
         if self._writes and (missing := [entry for entry in self.best if not os.path.exists(self._path(entry[1]))]):
@@ -183,7 +184,9 @@ class BestCheckpointer(HookBase):
                 self._warned = True
             return
         value, iteration = found
-        if found == self._checked:
+        trainer = self.trainer
+        weights_are_gone = iteration < trainer.start_iter or trainer.finished_iter >= trainer.start_iter
+        if found == self._checked or (found == self._at_start and weights_are_gone):
             return
         self._checked = found
         if not math.isfinite(value) or found not in self._with(found):

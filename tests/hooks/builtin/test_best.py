@@ -161,6 +161,16 @@ def test_a_longer_run_does_not_take_its_weights_for_those_of_the_last_evaluation
     assert torch.equal(saved(checkpointer, "model_best")["model"]["fc.weight"], weight)
 
 
+def test_a_run_that_failed_after_its_last_evaluation_saves_the_best_when_it_goes_on(make):
+    trainer, checkpointer = make()
+    trainer.register_hooks([EvalHook(0, lambda: {"metric": 0.5})])
+    trainer.train(0, 8)
+    trainer.register_hooks([BestCheckpointer(0, checkpointer, "metric")])
+    trainer.train(8, 8)
+    weight = saved(checkpointer, "model_best")["model"]["fc.weight"]
+    assert torch.equal(weight, trainer.model.fc.weight)
+
+
 def test_files_are_removed_after_the_next_checkpoint_and_a_missing_one_is_a_warning(train, log):
     entries = [(0.9, 7), (0.6, 3)]
     _, checkpointer, _ = train(FIRST, fail_at=9)
