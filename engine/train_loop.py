@@ -45,7 +45,7 @@ class LoopState:
     in_step: bool = False  # whether before_step was called, and after_step not yet
     begins_epoch: bool = True  # whether the next step is the first one of its epoch, or of this train()
     prepared: dict[Request, int] = field(default_factory=dict)  # the iteration of the last prepare_for
-    other_errors: list[BaseException | None] = field(default_factory=list)  # may be on their way; not of the run
+    other_errors: list[BaseException | None] = field(default_factory=list)  # exceptions that are no error of the run
     storage_at_end: Mapping[str, Any] | None = None  # the storage's state when the loop of a stopped run ended
     of_ranks: tuple[int, Mapping[str, Any]] = (-1, {})  # an iteration, and what its checkpoint holds of each rank
 

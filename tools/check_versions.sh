@@ -14,7 +14,7 @@ if [ $# -gt 0 ]; then pairs=("$*"); fi
 # Packages of the extras that have wheels for every Python here; the tests of the others are skipped.
 packages=(matplotlib numpy omegaconf pandas pillow pytest pytest-timeout pytest-xdist safetensors
     scikit-learn torchdata torchmetrics)
-# torch 2.6 imports sympy, and its compiler is not tested; .ci/run tests both with the newest.
+# Not tested here are compiled models, and which packages an import loads: .ci/run does that, with its torch.
 tests=(tests/config tests/hooks tests/engine tests/configs tests/test_import.py -k "not compile and not light")
 
 code=0

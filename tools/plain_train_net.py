@@ -84,7 +84,7 @@ def train(cfg: CfgNode, resume: bool) -> int:
     logger.info("Starting training from iteration %d", start_iter)
     with EventStorage(start_iter) as storage, StopSignals() as stop:
         while storage.iter < max_iter:
-            losses = adapter.losses(model, move_to_device(next(batches), device))
+            losses: dict[str, Any] = adapter.losses(model, move_to_device(next(batches), device))
             losses.pop("num_items", None)  # some models return it, to weight micro-batches
             total = torch.zeros((), device=device) + sum(losses.values())
             if not math.isfinite(total.item()):

@@ -92,8 +92,10 @@ class EarlyStopping(HookBase):
                 self._judge(found[0])
         elif self.metric in metrics:
             if self.trainer.completed and self.best is None:
-                period = "set TEST.EVAL_PERIOD (Trainer: eval_period=...)"
-                logger.warning("EarlyStopping could not stop the run, which was evaluated only at its end: %s", period)
+                logger.warning(
+                    "EarlyStopping could not stop the run, which was evaluated only at its end: set TEST.EVAL_PERIOD "
+                    "(Trainer: eval_period=...)"
+                )
             self._judge(float(metrics[self.metric]))
         elif self.trainer.iter == self.trainer.start_iter or self.trainer.completed:
             return  # a metric of training may come yet; at the end after_train() warns
