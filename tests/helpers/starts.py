@@ -37,10 +37,16 @@ def contents(folder, *without):
     return {name: path.read_bytes() for name, path in paths.items() if not any(word in name for word in without)}
 
 
+# Kept, since a DDP model that is the last to hold a group may hang when it is freed: it joins threads of the group
+# while it holds the GIL, for which they may wait.
+_groups = []
+
+
 @contextlib.contextmanager
 def group_of_one():
     """A process group of this process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    _groups.append(dist.group.WORLD)
     try:
         yield
     finally:
